@@ -29,15 +29,19 @@ class Endpoint:
 
 
 class UpstreamResponse(Protocol):
-    """A response whose head has arrived. Exactly one of: read `chunks()` to the end, or `abort()`.
+    """A response whose head has arrived. Exactly one of: read `chunks()` to the end, `read()`, or `abort()`.
 
-    `content_length` is None for a chunked body. Bodies are never decompressed. After the last chunk the connection goes
-    back to the pool by itself; `abort()` closes it at once (that is how a replica learns that the client left) and may
-    be called at any time, more than once, from a `finally`.
+    `whole()` is a short cut: the entire body if it has arrived already, and then the response is done; else None, and
+    nothing has happened. `content_length` is None when the head does not say. Bodies are never decompressed. After the
+    last chunk the connection goes back to the pool by itself; `abort()` closes it at once (that is how a replica learns
+    that the client left) and may be called at any time, more than once, from a `finally`.
     """
 
     status: int
     headers: Headers
+    content_length: int | None
+
+    def whole(self) -> bytes | None: ...
 
     def chunks(self) -> AsyncIterator[bytes]: ...
 

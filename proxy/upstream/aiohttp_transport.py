@@ -1,0 +1,258 @@
+"""The safe transport, on aiohttp. The only file that imports it; its exceptions end here."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import io
+import ssl
+import weakref
+from collections.abc import AsyncIterator
+from contextvars import ContextVar
+from typing import Any
+
+import aiohttp
+from yarl import URL
+
+from proxy.errors import BadRequest, Phase, UpstreamError, UpstreamTimeout
+from proxy.upstream import headers as rules
+from proxy.upstream.failures import words
+from proxy.upstream.transport import Endpoint, Headers
+
+_BODYLESS_METHODS = frozenset({"GET", "HEAD", "DELETE", "OPTIONS", "TRACE"})
+_HEAD_LIMIT = 1 << 18  # bytes of a response's status line, and of one header line
+_READ_BUFFER = 1 << 18  # bytes that may wait for a slow consumer before the socket is left unread
+_PLAIN_BODY_LIMIT = 1 << 20  # aiohttp warns about larger bytes objects and writes file objects piecewise
+_AUTO_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
+
+
+class _Attempt:
+    """What is known of one try: which connection it got, and whether that had been used before."""
+
+    __slots__ = ("reused", "transport")
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.reused = False
+
+    @property
+    def phase(self) -> Phase:
+        return Phase.NOT_SENT if self.transport is None else Phase.MAYBE_SENT
+
+    def abort(self) -> None:
+        # aiohttp closes politely, that is after it has written what is still buffered.
+        if self.transport is not None:
+            self.transport.abort()
+
+
+_attempt: ContextVar[_Attempt] = ContextVar("attempt")
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Tells the attempt in whose context it runs which connection was handed out."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._used: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    async def connect(self, req: Any, traces: Any, timeout: aiohttp.ClientTimeout) -> Any:
+        connection = await super().connect(req, traces, timeout)
+        attempt, protocol = _attempt.get(), connection.protocol
+        attempt.reused = protocol in self._used
+        attempt.transport = connection.transport
+        self._used.add(protocol)
+        return connection
+
+
+class AiohttpResponse:
+    """An `UpstreamResponse`; see there."""
+
+    __slots__ = ("_deadline", "_raw", "content_length", "headers", "status")
+
+    def __init__(self, raw: aiohttp.ClientResponse, deadline: float | None) -> None:
+        self._raw = raw
+        self._deadline = deadline
+        self.status: int = raw.status
+        self.headers: Headers = [(name.lower(), value) for name, value in raw.raw_headers]
+        self.content_length, _ = rules.framing(raw.status, self.headers)
+
+    def whole(self) -> bytes | None:
+        content = self._raw.content
+        return content.read_nowait() if content.is_eof() and content.exception() is None else None
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        failure: UpstreamError | None = None
+        ended = False
+        try:
+            async for chunk in self._raw.content.iter_any():
+                yield chunk
+            ended = True
+        except (aiohttp.ClientError, OSError) as exc:
+            failure = UpstreamError(_words(exc), Phase.MID_STREAM)
+        finally:
+            if not ended:
+                self.abort()
+        if failure is not None:
+            raise failure
+
+    async def read(self) -> bytes:
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                return b"".join([chunk async for chunk in self.chunks()])
+        except TimeoutError:
+            pass
+        finally:
+            self.abort()
+        raise UpstreamTimeout("no complete answer in time", Phase.MID_STREAM)
+
+    def abort(self) -> None:
+        connection = self._raw.connection  # None once the body was read to its end and the connection is back
+        if connection is not None:
+            if connection.transport is not None:
+                connection.transport.abort()
+            self._raw.close()
+
+
+class AiohttpTransport:
+    """A `Transport`; see there.
+
+    `connect_secs` bounds resolving, connecting and the TLS handshake. `idle_secs` is how long an unused connection is
+    kept: below the 5 s after which uvicorn, and so vLLM, closes it. `ssl_context` replaces the system's trust store.
+    """
+
+    def __init__(
+        self, *, connect_secs: float = 10.0, idle_secs: float = 4.0, ssl_context: ssl.SSLContext | None = None
+    ) -> None:
+        self._connect_secs = connect_secs
+        self._idle_secs = idle_secs
+        self._ssl = ssl_context
+        self._sessions: tuple[aiohttp.ClientSession, aiohttp.ClientSession] | None = None
+        self._closed = False
+
+    async def request(
+        self,
+        endpoint: Endpoint,
+        method: str,
+        target: str,
+        *,
+        headers: Headers = (),
+        body: bytes = b"",
+        timeout_secs: float | None = None,
+    ) -> AiohttpResponse:
+        rules.check_target(target)
+        url = URL(endpoint.base + target, encoded=True)
+        lines = _lines(headers, endpoint.token())
+        if body or method not in _BODYLESS_METHODS:
+            lines.append(("Content-Length", str(len(body))))
+        deadline = None if timeout_secs is None else asyncio.get_running_loop().time() + timeout_secs
+        attempt = _Attempt()
+        _attempt.set(attempt)
+        pooled, fresh = self._open()
+        try:
+            return await self._once(pooled, attempt, deadline, method, url, lines, body)
+        except _Stale:
+            pass
+        return await self._once(fresh, attempt, deadline, method, url, lines, body)
+
+    async def _once(
+        self,
+        session: aiohttp.ClientSession,
+        attempt: _Attempt,
+        deadline: float | None,
+        method: str,
+        url: URL,
+        lines: list[tuple[str, str]],
+        body: bytes,
+    ) -> AiohttpResponse:
+        data = io.BytesIO(body) if len(body) > _PLAIN_BODY_LIMIT else body or None
+        failure: Exception
+        attempt.reused = False
+        try:
+            async with asyncio.timeout_at(deadline):
+                raw = await session.request(method, url, headers=lines, data=data, allow_redirects=False)
+            return AiohttpResponse(raw, deadline)
+        except rules.BadFraming as exc:
+            failure = UpstreamError(str(exc), attempt.phase)
+            attempt.abort()
+        except (aiohttp.ClientError, OSError) as exc:
+            if isinstance(exc, TimeoutError) and not isinstance(exc, aiohttp.ClientError):
+                failure = UpstreamTimeout("no answer in time", attempt.phase)
+            elif attempt.reused and _closed_in_silence(exc):
+                failure = _Stale()
+            else:
+                failure = UpstreamError(_words(exc), attempt.phase)
+            attempt.abort()
+        except BaseException:
+            attempt.abort()
+            raise
+        # Outside the handler, so that the library's exception (it can hold our headers) does not travel along.
+        raise failure
+
+    def _open(self) -> tuple[aiohttp.ClientSession, aiohttp.ClientSession]:
+        if self._closed:
+            raise UpstreamError("transport closed", Phase.NOT_SENT)
+        if self._sessions is None:
+            self._sessions = (
+                self._session(keepalive_timeout=self._idle_secs),
+                self._session(force_close=True),
+            )
+        return self._sessions
+
+    def _session(self, **pool: Any) -> aiohttp.ClientSession:
+        session = aiohttp.ClientSession(
+            connector=_Connector(limit=0, ssl=self._ssl or True, **pool),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_secs, sock_read=None),
+            skip_auto_headers=_AUTO_HEADERS,
+            auto_decompress=False,
+            trust_env=False,
+            read_bufsize=_READ_BUFFER,
+            max_line_size=_HEAD_LIMIT,
+            max_field_size=_HEAD_LIMIT,
+        )
+        # Left alone, it repeats a broken GET by itself, also one that broke on a fresh connection.
+        session._retry_connection = False
+        return session
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._sessions is not None:
+            for session in self._sessions:
+                await session.close()
+
+
+class _Stale(Exception):
+    """The reused connection had been closed by the other side. Never leaves this file."""
+
+
+def _lines(headers: Headers, token: str | None) -> list[tuple[str, str]]:
+    # aiohttp writes header text as UTF-8, so what is not UTF-8 cannot pass unchanged.
+    try:
+        lines = [(name.decode("ascii"), value.decode()) for name, value in rules.upstream(headers)]
+    except UnicodeDecodeError:
+        raise BadRequest("a header value is not UTF-8") from None
+    if token is not None:
+        rules.check_token(token)
+        lines.append(("Authorization", f"Bearer {token}"))
+    return lines
+
+
+def _closed_in_silence(exc: BaseException) -> bool:
+    if isinstance(exc, aiohttp.ServerDisconnectedError):
+        return isinstance(exc.message, str)  # otherwise it is the part of the head that came
+    return isinstance(exc, ConnectionResetError) or (
+        isinstance(exc, OSError) and exc.errno in (errno.ECONNRESET, errno.EPIPE)
+    )
+
+
+def _words(exc: BaseException) -> str:
+    if isinstance(exc, aiohttp.ClientConnectorDNSError):
+        return "name not resolved"
+    if isinstance(exc, aiohttp.ClientConnectorError | aiohttp.ClientConnectorCertificateError):
+        inner = exc.certificate_error if isinstance(exc, aiohttp.ClientConnectorCertificateError) else exc.os_error
+        return words(inner)
+    if isinstance(exc, aiohttp.ServerDisconnectedError):
+        return words(None)
+    if isinstance(exc, aiohttp.ClientPayloadError):
+        return "response cut short"
+    return words(exc)
