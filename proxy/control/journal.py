@@ -1,0 +1,233 @@
+"""What must outlive a crash of the proxy: the desired state, one line an edit, in an append-only file.
+
+A line is on disk (fsync) before the edit takes effect anywhere else, so after kill -9 the file is never behind what a
+client was told. A line that was cut by the crash is the last one and is dropped. `reserve` lines come before the first
+replica is offered a name: a name whose commit is missing was being loaded when the proxy died, and the reconciler takes
+it off the replicas (it is in `used` and not wanted).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from proxy.control.desired import Adapter, Desired, Pause
+from proxy.errors import ConfigError
+
+COMPACT_AT = 2000
+"""Lines after which the file is rewritten as one snapshot."""
+
+Line = dict[str, Any]
+
+
+def _adapter_line(adapter: Adapter) -> Line:
+    return {"name": adapter.name, "path": adapter.path, "digest": adapter.digest, "upstream": adapter.upstream}
+
+
+def _adapter(line: Line) -> Adapter:
+    return Adapter(line["name"], line["path"], line["digest"], line["upstream"], line.get("order", 0))
+
+
+def reserve(upstream: str, digest: str | None) -> Line:
+    return {"do": "reserve", "upstream": upstream, "digest": digest}
+
+
+def bind(adapter: Adapter) -> Line:
+    return {"do": "bind", **_adapter_line(adapter)}
+
+
+def unbind(name: str) -> Line:
+    return {"do": "unbind", "name": name}
+
+
+def retired(upstream: str) -> Line:
+    return {"do": "retired", "upstream": upstream}
+
+
+def pause(value: Pause | None) -> Line:
+    return (
+        {"do": "pause", "query": value.query, "since": value.since, "real": value.real} if value else {"do": "resume"}
+    )
+
+
+def sleep(query: str | None) -> Line:
+    return {"do": "sleep", "query": query}
+
+
+def next_epoch() -> Line:
+    return {"do": "next_epoch"}
+
+
+def apply(desired: Desired, line: Line) -> Desired:
+    """The edit that a line stands for. Raises KeyError or ValueError for a line that is none."""
+    match line["do"]:
+        case "reserve":
+            return desired.reserve(line["upstream"], line["digest"])
+        case "bind":
+            return desired.bind(_adapter(line))
+        case "unbind":
+            return desired.unbind(line["name"])
+        case "retired":
+            return desired.retired(line["upstream"])
+        case "pause":
+            return desired.with_pause(Pause(line["query"], line["since"], line["real"]))
+        case "resume":
+            return desired.with_pause(None)
+        case "sleep":
+            return desired.with_sleep(line["query"])
+        case "next_epoch":
+            return desired.next_epoch()
+        case "snapshot":
+            return _from_snapshot(line)
+        case other:
+            raise ValueError(f"unknown edit {other!r}")
+
+
+def snapshot(desired: Desired) -> Line:
+    """One line that stands for all edits so far."""
+    return {
+        "do": "snapshot",
+        "version": desired.version,
+        "order": desired.order,
+        "cache_epoch": desired.cache_epoch,
+        "adapters": [{**_adapter_line(a), "order": a.order} for a in desired.adapters.values()],
+        "retiring": [{**_adapter_line(a), "order": a.order} for a in desired.retiring],
+        "used": dict(desired.used),
+        "pause": pause(desired.pause) if desired.pause else None,
+        "asleep": desired.asleep,
+    }
+
+
+def _from_snapshot(line: Line) -> Desired:
+    held = line["pause"]
+    return Desired(
+        version=line["version"],
+        adapters={a["name"]: _adapter(a) for a in line["adapters"]},
+        retiring=tuple(_adapter(a) for a in line["retiring"]),
+        used=line["used"],
+        pause=Pause(held["query"], held["since"], held["real"]) if held else None,
+        asleep=line["asleep"],
+        cache_epoch=line["cache_epoch"],
+        order=line["order"],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """`found` is False when there was no journal of this fleet: then nothing is known of the replicas' past."""
+
+    desired: Desired
+    found: bool
+
+
+class Journal:
+    """The file `journal.jsonl` in a directory of its own. Not for two processes at once: `open` takes a lock."""
+
+    def __init__(self, directory: Path, fleet: Iterable[str]) -> None:
+        self._directory = directory
+        self._path = directory / "journal.jsonl"
+        self._fleet = sorted(fleet)
+        self._fd = -1
+        self._lock_fd = -1
+        self._lines = 0
+
+    def open(self) -> Recovered:
+        """Read what an earlier process left and begin to write. Raises ConfigError naming --state-dir.
+
+        A journal none of whose replicas belongs to this fleet is another fleet's: it is set aside, not applied.
+        """
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._take_lock()
+            recovered = self._read()
+            self._rewrite(recovered.desired)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ConfigError(
+                f"--state-dir: cannot use {self._directory}: {reason}; name a writable directory"
+            ) from error
+        return recovered
+
+    def append(self, line: Line, desired: Desired) -> None:
+        """Put one edit on disk; `desired` is the state after it. Blocks for the fsync: call it from a thread."""
+        os.write(self._fd, json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        os.fsync(self._fd)
+        self._lines += 1
+        if self._lines > COMPACT_AT:
+            self._rewrite(desired)
+
+    def close(self) -> None:
+        for fd in (self._fd, self._lock_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._lock_fd = -1
+
+    def _take_lock(self) -> None:
+        import fcntl
+
+        self._lock_fd = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(
+                f"--state-dir: {self._directory} is in use by another lorafleet; stop it or name another directory"
+            ) from error
+
+    def _read(self) -> Recovered:
+        try:
+            raw = self._path.read_bytes()
+        except FileNotFoundError:
+            return Recovered(Desired(), found=False)
+        desired, fleet = Desired(), None
+        for text in raw.split(b"\n"):
+            if not text:
+                continue
+            try:
+                line = json.loads(text)
+                if line["do"] == "fleet":
+                    fleet = line["replicas"]
+                else:
+                    desired = apply(desired, line)
+            except (ValueError, KeyError, TypeError):
+                break
+        if fleet is None or (self._fleet and not set(fleet) & set(self._fleet)):
+            self._path.replace(self._path.with_suffix(".other-fleet"))
+            return Recovered(Desired(), found=False)
+        return Recovered(desired, found=True)
+
+    def _rewrite(self, desired: Desired) -> None:
+        """Replace the file by a snapshot, atomically."""
+        fresh = self._path.with_suffix(".new")
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        for line in ({"do": "fleet", "replicas": self._fleet}, snapshot(desired)):
+            os.write(fd, json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        os.fsync(fd)
+        fresh.replace(self._path)
+        parent = os.open(self._directory, os.O_RDONLY)
+        os.fsync(parent)
+        os.close(parent)
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._lines = 2
+
+
+class MemoryJournal:
+    """A journal that forgets: for tests, and for fleets whose past does not matter."""
+
+    def __init__(self, recovered: Recovered | None = None) -> None:
+        self.recovered = recovered or Recovered(Desired(), found=False)
+        self.lines: list[Line] = []
+
+    def open(self) -> Recovered:
+        return self.recovered
+
+    def append(self, line: Line, desired: Desired) -> None:
+        self.lines.append(line)
+
+    def close(self) -> None:
+        pass
