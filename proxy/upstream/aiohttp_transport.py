@@ -19,7 +19,6 @@ from proxy.upstream import headers as rules
 from proxy.upstream.failures import words
 from proxy.upstream.transport import Endpoint, Headers
 
-_BODYLESS_METHODS = frozenset({"GET", "HEAD", "DELETE", "OPTIONS", "TRACE"})
 _HEAD_LIMIT = 1 << 18  # bytes of a response's status line, and of one header line
 _READ_BUFFER = 1 << 18  # bytes that may wait for a slow consumer before the socket is left unread
 _PLAIN_BODY_LIMIT = 1 << 20  # aiohttp warns about larger bytes objects and writes file objects piecewise
@@ -139,10 +138,11 @@ class AiohttpTransport:
         body: bytes = b"",
         timeout_secs: float | None = None,
     ) -> AiohttpResponse:
+        rules.check_method(method)
         rules.check_target(target)
         url = URL(endpoint.base + target, encoded=True)
         lines = _lines(headers, endpoint.token())
-        if body or method not in _BODYLESS_METHODS:
+        if body or method in rules.METHODS_WITH_BODY:
             lines.append(("Content-Length", str(len(body))))
         deadline = None if timeout_secs is None else asyncio.get_running_loop().time() + timeout_secs
         attempt = _Attempt()

@@ -30,6 +30,10 @@ HOP_BY_HOP = frozenset(
     }
 )
 
+METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
+METHODS_WITH_BODY = frozenset({"PATCH", "POST", "PUT"})
+"""An empty body of these is announced with Content-Length: 0 (RFC 9110 section 8.6)."""
+
 # Host and Content-Length are written anew. Expect has been answered by the server in front. The client's credentials
 # are meant for the proxy. Addresses of clients are no business of a replica, which might trust them, too.
 _NOT_UPSTREAM = HOP_BY_HOP | {
@@ -82,6 +86,12 @@ def check_token(token: str) -> None:
         raise UpstreamError("the token for this replica has a character that is not allowed", Phase.NOT_SENT)
 
 
+def check_method(method: str) -> None:
+    """Refuse any method but the seven that a replica may get. TRACE would answer with the token in the body."""
+    if method not in METHODS:
+        raise BadRequest("the request method is not supported")
+
+
 def check_target(target: str) -> None:
     """Refuse a request target that is not an absolute path in visible ASCII without a fragment.
 
@@ -106,11 +116,14 @@ def upstream(headers: Headers) -> list[tuple[bytes, bytes]]:
             goes = _judge(name)
         if goes:
             kept.append(line)
-            if b"\n" in value or b"\r" in value or b"\0" in value:
-                raise BadRequest("a header value has a line break in it")
         elif name.lower() == b"connection":
             listed += b"," + value
-    return _without_listed(kept, listed) if listed else kept
+    if listed:
+        kept = _without_listed(kept, listed)
+    values = b"".join([value for _, value in kept])
+    if b"\n" in values or b"\r" in values or b"\0" in values:
+        raise BadRequest("a header value has a line break in it")
+    return kept
 
 
 def downstream(headers: Headers) -> list[tuple[bytes, bytes]]:
