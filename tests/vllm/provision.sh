@@ -42,8 +42,8 @@ fi
 [ $# -eq 0 ] || die "usage: sh tests/vllm/provision.sh [--print]"
 if ready; then exit 0; fi
 
-# Debian's own packages, where this user may install them: libnuma is linked by vLLM's kernels, the venv module is a
-# package of its own there, and vLLM starts no engine without a C compiler on some paths.
+# Debian's own packages, where this user may install them: vLLM's kernels link libnuma, and the venv module is a package of
+# its own there. No compiler is needed, since the replicas run without torch.compile.
 apt_install() {
     [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 || die "please install: $*"
     say "installing $*"
@@ -66,7 +66,6 @@ pip_install() {
 
 install() {
     has_library libnuma.so.1 || apt_install libnuma1
-    command -v gcc >/dev/null 2>&1 || apt_install gcc libc6-dev
     "$PYTHON" -c 'import ensurepip' 2>/dev/null || apt_install "$(basename "$PYTHON")-venv"
     say "making $VENV"
     rm -rf "$VENV"

@@ -4,21 +4,18 @@ The proxy runs in the environment that runs pytest; everything that needs torch 
 which `make real` installs and `make test` names in LORAFLEET_REAL_PYTHON.
 """
 
-import ctypes
 import hashlib
 import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
-_libc = ctypes.CDLL(None, use_errno=True)
-_PR_SET_PDEATHSIG = 1
+_watchers: dict[int, subprocess.Popen[bytes]] = {}
 
 
 def real_python() -> Path:
@@ -80,33 +77,42 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _die_with_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def spawn(
     command: Sequence[str], log: Path, *, cwd: Path | None = None, env: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Starts a process in a group of its own, its output appended to `log`; it does not outlive this thread."""
+    """Starts a process in a group of its own, its output appended to `log`.
+
+    The whole group ends with this process, even by kill -9: a shell in it waits for the pipe held here to close.
+    vLLM's engine processes would otherwise outlive everybody.
+    """
     with log.open("ab") as output:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=cwd,
             env=dict(env),
-            start_new_session=True,
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            process_group=0,
         )
+    _watchers[process.pid] = subprocess.Popen(
+        ["sh", "-c", f"read -r _; kill -9 -{process.pid}"], stdin=subprocess.PIPE, process_group=process.pid
+    )
+    return process
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
     """SIGKILL to the process and all it started."""
+    watcher = _watchers.pop(process.pid, None)
+    if watcher is None:
+        return
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
+    assert watcher.stdin is not None
+    watcher.stdin.close()
+    watcher.wait(30)
     process.wait(30)
 
 

@@ -48,7 +48,7 @@ class Replica:
         return httpx.Client(base_url=self.url, headers={"authorization": f"Bearer {self.token}"}, timeout=timeout)
 
     def start(self) -> None:
-        """Returns at once; `wait_ready` waits. Call it from the main thread, whose end would be the process's."""
+        """Returns at once; `wait_ready` waits."""
         self.directory.mkdir(parents=True, exist_ok=True)
         env = {key: value for key, value in os.environ.items() if not key.startswith(("VLLM_", "LORAFLEET_"))}
         env |= {
@@ -59,6 +59,7 @@ class Replica:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_NO_USAGE_STATS": "1",
             "OMP_NUM_THREADS": "1",
+            "TORCHDYNAMO_DISABLE": "1",  # or a small function of the sampler is compiled, which needs a C++ compiler
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
         }
