@@ -53,6 +53,9 @@ _NOT_UPSTREAM = HOP_BY_HOP | {
     b"x-real-ip",
 }
 
+# What lorafleet tells its clients; a client that sends it back means nothing to a replica.
+_OURS = b"x-lorafleet-"
+
 # The server in front writes Date and Server itself. Alt-Svc offers the replica's own address.
 _NOT_DOWNSTREAM = HOP_BY_HOP | {b"alt-svc", b"date", b"server"}
 _NAMES_A_PLACE = frozenset({b"content-location", b"location"})
@@ -70,7 +73,8 @@ _goes_upstream: dict[bytes, bool] = {}
 def _judge(name: bytes) -> bool:
     if not _TOKEN.fullmatch(name):
         raise BadRequest("a header name has a character that is not allowed")
-    goes = name.lower() not in _NOT_UPSTREAM
+    name_lower = name.lower()
+    goes = name_lower not in _NOT_UPSTREAM and not name_lower.startswith(_OURS)
     if len(_goes_upstream) < _REMEMBERED_NAMES:
         _goes_upstream[name] = goes
     return goes

@@ -1,0 +1,363 @@
+"""One request from its body to the last byte of its answer: gate, name, lease, replica, client, and all that can break.
+
+Theory. The whole life runs in the task that the server made, awaiting one thing at a time: the gate, the replica's
+head, its next chunk, room in the client's socket. Two things may happen meanwhile: the client leaves, or the replica is
+declared dead (`Lease.on_lost`). Both set a flag and cancel the task, as `asyncio.timeout` does, so whatever is awaited
+ends at once, and the transport closes the connection to the replica on its way out. No second task, no polling.
+
+What follows a failure before any byte of ours went out (the client knows nothing yet):
+
+- The request was not sent: another replica, as many as there are.
+- It may have been sent, or the replica was declared dead: once more on another replica. A completion changes nothing in
+  an engine, so it may be asked twice; one that kills engines must not get to kill them all.
+- 502, 503 or 504 that is not JSON: a gateway before the replica speaks, vLLM's own errors are JSON. As before.
+- 404 for a committed adapter: the replica restarted and lost it. The fleet is told, the next replica is asked.
+- Nobody else to ask: wait at the gate, and after a moment the same replica again, until `wait_ready_secs` are used up.
+
+Any other answer is the client's, unchanged. After the head went out there is no second try: the client's connection is
+cut (the server closes a connection whose response was not ended), so that half an answer never looks like a whole one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from proxy.errors import LorafleetError, Phase, Unavailable, UpstreamError
+from proxy.lease import Served, Usage
+from proxy.routing.request import RouteRequest
+from proxy.upstream.transport import Headers, UpstreamResponse
+from proxy.web.asgi import Departure, Receive, Scope, Send, send_error
+from proxy.web.observe import Outcome
+from proxy.web.relay import Relay, content_type
+from proxy.web.rewrite import model_in, with_model
+
+if TYPE_CHECKING:
+    from proxy.fleet import Replica
+    from proxy.routing.router import Decision
+    from proxy.web.forward import Forwarder
+
+logger = logging.getLogger(__name__)
+
+NOBODY: frozenset[int] = frozenset()
+GATEWAY = frozenset({502, 503, 504})
+BACKOFF_SECS = 0.1
+"""How long a replica that just failed is left alone when there is no other; doubled each time."""
+
+SMALL_ERROR = 64 << 10
+"""Bytes of a 404 that are read to see whether it is about the model's name."""
+
+
+class Held(Protocol):
+    """A replica that works for a request: a `Lease`, or the looser hold of a request that no routing is for."""
+
+    @property
+    def replica(self) -> Replica: ...
+
+    @property
+    def served(self) -> Served | None: ...
+
+    @property
+    def decision(self) -> Decision | None: ...
+
+    on_lost: Callable[[], None] | None
+
+    def first_byte(self) -> None: ...
+
+    def release(self, *, ok: bool, usage: Usage | None = None) -> None: ...
+
+
+class _Again(Exception):
+    """This attempt came to nothing and another one may be made. `error` is what the client hears if none is."""
+
+    def __init__(self, reason: str, error: LorafleetError, *, repeat: bool, skip: bool = True) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.error = error
+        self.repeat = repeat  # the replica may have worked on it
+        self.skip = skip  # do not ask this replica next
+
+
+class _Cut(Exception):
+    """The answer broke off after its head had gone out."""
+
+
+class Exchange:
+    """The life of one request; `run` once."""
+
+    __slots__ = (
+        "_answered",
+        "_attempts",
+        "_backoff",
+        "_began",
+        "_body",
+        "_failure",
+        "_forwarder",
+        "_held",
+        "_left",
+        "_loop",
+        "_model",
+        "_over",
+        "_patience",
+        "_phase",
+        "_relay",
+        "_repeats",
+        "_request",
+        "_routed",
+        "_scope",
+        "_send",
+        "_signals",
+        "_target",
+        "_task",
+        "_tried",
+        "_waited",
+    )
+
+    def __init__(
+        self, forwarder: Forwarder, scope: Scope, send: Send, body: bytes, request: RouteRequest, *, routed: bool
+    ) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        path, query = scope["raw_path"], scope["query_string"]
+        self._forwarder = forwarder
+        self._scope = scope
+        self._send = send
+        self._body = body
+        self._request = request
+        self._routed = routed
+        self._target: str = (path + b"?" + query if query else path).decode("latin-1")
+        self._model = request.model or (model_in(body) if body else None)
+        self._task = task
+        self._loop = task.get_loop()
+        self._relay = Relay(send)
+        self._phase = "waiting"
+        self._held: Held | None = None
+        self._failure: LorafleetError | None = None
+        self._tried = NOBODY
+        self._attempts = 0
+        self._repeats = 0
+        self._patience = forwarder.settings.wait_ready_secs
+        self._backoff = BACKOFF_SECS
+        self._left = self._over = False
+        self._signals = 0
+        self._began = self._loop.time()
+        self._waited = 0.0
+        self._answered: float | None = None
+
+    # -- the frame -----------------------------------------------------------------------------------------------------
+
+    async def run(self, receive: Receive) -> None:
+        """Serve the request to its end, whatever that is. Raises nothing that is the client's or the fleet's fault."""
+        departure = Departure(receive, self._on_left)
+        error: LorafleetError | None = None
+        cut = False
+        try:
+            while not await self._try_once():
+                pass
+        except _Cut as broken:
+            cut = True
+            logger.warning("an answer was cut short: %s", broken)
+        except LorafleetError as exc:
+            error = exc
+        except asyncio.CancelledError:
+            if not self._ours():
+                error = Unavailable("the proxy is shutting down")
+                cut = self._relay.status is not None
+        finally:
+            self._over = True
+            departure.stop()
+        if self._left:
+            self._forwarder.observer.client_left(self._phase)
+        elif error is not None and self._relay.status is None:
+            self._relay.status = error.status
+            await send_error(self._send, error)
+        self._forwarder.observer.finished(self._outcome(cut))
+
+    def _on_left(self) -> None:
+        if not self._over and not self._relay.complete:
+            self._left = True
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        self._signals += 1
+        self._task.cancel()
+
+    def _ours(self) -> bool:
+        """Whether the cancellation that was caught came from `_interrupt` alone."""
+        while self._signals:
+            self._signals -= 1
+            self._task.uncancel()
+        return not self._task.cancelling()
+
+    # -- before the replica --------------------------------------------------------------------------------------------
+
+    async def _hold(self) -> Held:
+        """Wait for the turn, then give the name its meaning and take a replica, in one step.
+
+        Raises NotFound, Unavailable, or the failure of the last attempt when patience ends.
+        """
+        forwarder, fleet = self._forwarder, self._forwarder.fleet
+        waited = False
+        while True:
+            if self._routed and fleet.paused():
+                self._check_name()
+                await self._wait(None, waited)
+            elif fleet.routable(self._tried):
+                served = fleet.resolve(self._model)
+                self._held = held = forwarder.take(self._request, served, self._tried, routed=self._routed)
+                return held
+            else:
+                self._check_name()
+                await self._wait_ready(waited)
+            waited = True
+
+    def _check_name(self) -> None:
+        """A name that means nothing is not worth the wait, if that can be known."""
+        if self._forwarder.fleet.base_models():
+            self._forwarder.fleet.resolve(self._model)
+
+    async def _wait_ready(self, waited: bool) -> None:
+        if self._patience <= 0:
+            raise self._failure or Unavailable("no replica can serve this now")
+        secs = min(self._patience, self._backoff) if self._tried else self._patience
+        spent = await self._wait(secs, waited)
+        self._patience -= spent
+        if self._tried and spent >= secs * 0.99:
+            self._tried = NOBODY
+            self._backoff *= 2
+
+    async def _wait(self, secs: float | None, waited: bool) -> float:
+        self._phase = "waiting"
+        before = self._loop.time()
+        await self._forwarder.gate.wait(secs, waited=waited)
+        spent = self._loop.time() - before
+        self._waited += spent
+        return spent
+
+    # -- attempts ------------------------------------------------------------------------------------------------------
+
+    async def _try_once(self) -> bool:
+        """One attempt; False when another one is due. Raises what the client is to hear, or _Cut."""
+        held = await self._hold()
+        began = self._loop.time()
+        self._attempts += 1
+        try:
+            await self._attempt(held)
+            return True
+        except _Again as again:
+            failed = again
+        self._failure = failed.error
+        if failed.repeat:
+            self._repeats += 1
+        else:
+            self._patience -= self._loop.time() - began
+        if self._repeats > 1:
+            raise failed.error
+        if failed.skip:
+            self._tried |= {held.replica.index}
+        self._forwarder.observer.retried(held.replica.index, failed.reason)
+        return False
+
+    async def _attempt(self, held: Held) -> None:
+        """Ask, judge, relay. Raises _Again, _Cut, or an error for the client. Gives back what was held, always."""
+        forwarder, relay, replica = self._forwarder, self._relay, held.replica
+        response: UpstreamResponse | None = None
+        ok = False
+        self._phase = "asked"
+        held.on_lost = self._interrupt
+        try:
+            headers, body = self._outgoing(held.served)
+            response = await forwarder.transport.request(
+                replica.endpoint, self._scope["method"], self._target, headers=headers, body=body
+            )
+            held.first_byte()
+            self._answered = self._loop.time()
+            seen = await self._judge(response, held) if response.status >= 400 else None
+            self._phase = "streaming"
+            stamps = forwarder.stamps(held)
+            await relay.run(response, seen, held.served, stamps, learn=self._routed, completed=lambda: _settle(held))
+            ok = response.status < 400
+            forwarder.answered(replica.index, response.status)
+        except UpstreamError as error:
+            held.on_lost = None
+            forwarder.failed(replica.index, error.message)
+            if relay.status is not None:
+                raise _Cut(f"replica {replica.index}: {error.message}") from None
+            raise _Again(error.message, error, repeat=error.phase is not Phase.NOT_SENT) from None
+        except asyncio.CancelledError:
+            if not self._ours() or self._left:
+                raise
+            if relay.status is not None:
+                raise _Cut(f"replica {replica.index} was declared dead") from None
+            dead = UpstreamError("the replica died while it worked on this", Phase.MAYBE_SENT)
+            raise _Again("declared dead", dead, repeat=True) from None
+        finally:
+            held.on_lost = None
+            if response is not None and not relay.complete:
+                response.abort()
+            held.release(ok=ok, usage=relay.learned.usage)
+
+    def _outgoing(self, served: Served | None) -> tuple[Headers, bytes]:
+        """Header lines and body for the replica; both untouched unless the name has to change."""
+        headers: Headers = self._scope["headers"]
+        if served is None or served.upstream == self._model:
+            return headers, self._body
+        if served.name != served.upstream:  # the answer has to be readable
+            headers = [line for line in headers if line[0] != b"accept-encoding"]
+        return headers, with_model(self._body, served.upstream)
+
+    async def _judge(self, response: UpstreamResponse, held: Held) -> bytes | None:
+        """Look at an error before it goes to the client: its body, if that had to be read.
+
+        Raises _Again if another replica should be asked instead.
+        """
+        forwarder, served, index = self._forwarder, held.served, held.replica.index
+        status = response.status
+        if status == 404 and served is not None and served.adapter:
+            length = response.content_length
+            body = await response.read() if length is not None and length <= SMALL_ERROR else None
+            if body is not None and b"does not exist" in body and forwarder.lost_adapter(index, served):
+                gone = Unavailable(f"no replica holds {served.name} at the moment")
+                raise _Again("lost its adapters", gone, repeat=False, skip=False)
+            return body
+        if self._from_gateway(response, index):
+            held.on_lost = None
+            said = UpstreamError(f"a gateway before the replica answered {status}", Phase.MAYBE_SENT)
+            forwarder.failed(index, said.message)
+            raise _Again(said.message, said, repeat=True)
+        return None
+
+    def _from_gateway(self, response: UpstreamResponse, index: int) -> bool:
+        """Whether something in front of a dying replica spoke, and another replica is there to be asked instead."""
+        if response.status not in GATEWAY or self._repeats:
+            return False
+        elsewhere = self._forwarder.fleet.routable(self._tried | {index})
+        return bool(elsewhere) and not content_type(response.headers)[0].startswith(b"application/json")
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _outcome(self, cut: bool) -> Outcome:
+        held, relay, began = self._held, self._relay, self._began
+        return Outcome(
+            path=self._scope["path"],
+            status=relay.status,
+            replica=held.replica.index if held is not None else None,
+            decision=held.decision if held is not None else None,
+            served=held.served if held is not None else None,
+            usage=relay.learned.usage,
+            response_id=relay.learned.response_id,
+            request_bytes=len(self._body),
+            response_bytes=relay.sent,
+            waited_secs=self._waited,
+            first_byte_secs=self._answered - began if self._answered is not None else None,
+            total_secs=self._loop.time() - began,
+            attempts=self._attempts,
+            left=self._left,
+            cut=cut,
+        )
+
+
+def _settle(held: Held) -> None:
+    held.on_lost = None

@@ -1,0 +1,67 @@
+"""What the data path tells whoever counts: one call when a request is over, and a few on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from proxy.lease import Served, Usage
+from proxy.routing.router import Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A request that is over. Seconds count from the moment that its body had been read.
+
+    `status` is what the client saw, None if it saw none. `cut` means that it saw no proper end. `replica` and
+    `decision` belong to the last attempt, `response_id` is the `id` in the answer's body. `first_byte_secs` is None
+    when no replica answered.
+    """
+
+    path: str
+    status: int | None
+    replica: int | None
+    decision: Decision | None
+    served: Served | None
+    usage: Usage | None
+    response_id: str | None
+    request_bytes: int
+    response_bytes: int
+    waited_secs: float
+    first_byte_secs: float | None
+    total_secs: float
+    attempts: int
+    left: bool
+    cut: bool
+
+
+class Observer(Protocol):
+    """Called from the event loop; must be quick and must not raise.
+
+    `retried`: an attempt on `replica` failed for `reason` and another follows. `client_left`: in the phase "body",
+    "waiting", "asked" (no answer yet) or "streaming". `waiting`: so many requests are held back at the gate now.
+    """
+
+    def finished(self, outcome: Outcome) -> None: ...
+
+    def retried(self, replica: int, reason: str) -> None: ...
+
+    def client_left(self, phase: str) -> None: ...
+
+    def waiting(self, count: int) -> None: ...
+
+
+class Silent:
+    """An observer that counts nothing."""
+
+    def finished(self, outcome: Outcome) -> None:
+        pass
+
+    def retried(self, replica: int, reason: str) -> None:
+        pass
+
+    def client_left(self, phase: str) -> None:
+        pass
+
+    def waiting(self, count: int) -> None:
+        pass

@@ -1,0 +1,109 @@
+"""What a finished answer says of the work it took, read after its bytes have gone out. Never raises."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from proxy.lease import Usage
+
+LIMIT = 4 << 20
+"""Bytes of an answer that are kept to be read afterwards; from a larger one nothing is learned."""
+
+TAIL = 16 << 10
+"""Bytes at the end of an event stream in which its usage is looked for."""
+
+
+class Learned(NamedTuple):
+    """`response_id` is the `id` that the engine gave the answer."""
+
+    usage: Usage | None
+    response_id: str | None
+
+
+NOTHING = Learned(None, None)
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    """The names of completions, of /v1/responses and of /v1/messages."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: _Details | None = None
+    cache_read_input_tokens: int | None = None
+
+
+class _Choice(msgspec.Struct):
+    token_ids: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Answer(msgspec.Struct):
+    id: str | None = None
+    usage: _Usage | None = None
+    choices: list[_Choice] | None = None
+
+
+class _Event(_Answer):
+    response: _Answer | None = None
+
+
+_decode_answer = msgspec.json.Decoder(_Answer).decode
+_decode_event = msgspec.json.Decoder(_Event).decode
+_UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+def read(media: bytes, kept: list[bytes]) -> Learned:
+    """From the body (or, for an event stream, its end), in the chunks that came; `media` is its content type."""
+    body = kept[0] if len(kept) == 1 else b"".join(kept)
+    if media.startswith(b"application/json"):
+        return of_answer(body)
+    return of_stream(body[-TAIL:]) if media.startswith(b"text/event-stream") else NOTHING
+
+
+def of_answer(body: bytes) -> Learned:
+    """From a JSON answer. The output's token ids are given only for a single choice."""
+    try:
+        answer = _decode_answer(body)
+    except _UNREADABLE:
+        return NOTHING
+    return Learned(_usage(answer.usage, answer.choices or ()), answer.id)
+
+
+def of_stream(tail: bytes) -> Learned:
+    """From the last bytes of an event stream: the last event that tells its usage."""
+    end = len(tail)
+    while (at := tail.rfind(b'"usage":', 0, end)) >= 0:
+        start, stop = tail.rfind(b"data:", 0, at), tail.find(b"\n", at)
+        if start < 0:
+            break
+        end = at
+        try:
+            event = _decode_event(tail[start + 5 : stop if stop >= 0 else len(tail)])
+        except _UNREADABLE:
+            continue
+        answer = event.response or event
+        if answer.usage is not None:
+            return Learned(_usage(answer.usage, ()), answer.id)
+    return NOTHING
+
+
+def _usage(said: _Usage | None, choices: Sequence[_Choice]) -> Usage | None:
+    if said is None:
+        return None
+    details = said.prompt_tokens_details or said.input_tokens_details
+    ids = bytes(choices[0].token_ids) if len(choices) == 1 else b"null"
+    return Usage(
+        prompt_tokens=said.prompt_tokens if said.prompt_tokens is not None else said.input_tokens,
+        cached_tokens=details.cached_tokens if details is not None else said.cache_read_input_tokens,
+        output_tokens=said.completion_tokens if said.completion_tokens is not None else said.output_tokens,
+        output_ids=ids if ids != b"null" else None,
+    )
