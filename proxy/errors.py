@@ -115,15 +115,21 @@ class ReplicaAnswer:
 
 
 class TransactionFailed(LorafleetError):
-    """A change did not happen on the whole fleet and was undone. Lists each replica by index, never by URL."""
+    """A change did not happen on the whole fleet. Lists each replica by index, never by URL.
+
+    `undone` is False when a replica could not be put back; it is not routable until the reconciler has done so.
+    """
 
     status = 502
     kind = "TransactionFailed"
 
-    def __init__(self, message: str, answers: Sequence[ReplicaAnswer] = (), *, status: int | None = None) -> None:
+    def __init__(
+        self, message: str, answers: Sequence[ReplicaAnswer] = (), *, status: int | None = None, undone: bool = True
+    ) -> None:
         listed = "; ".join(str(answer) for answer in answers)
         super().__init__(f"{message} ({listed})" if listed else message)
         self.answers = tuple(answers)
+        self.undone = undone
         if status is not None:
             self.status = status
 

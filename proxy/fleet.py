@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from proxy.control.desired import Adapter, Desired
@@ -46,7 +46,9 @@ class Replica:
     """One replica. Only `Fleet` writes to it.
 
     `holds` maps the upstream names that it is believed to list to the path it said (None: not told); `paused` is what
-    the engine really does. `tainted` maps names that could not be put right to the reason.
+    the engine really does. `recent` are the upstream names that hold a slot in its engine, least recently used first,
+    unloaded ones included: the engine forgets a name at an unload, not the slot. `tainted` maps names that could not be
+    put right to the reason. `stale_cache`: its prefix cache may hold blocks of a time that lorafleet knows nothing of.
     """
 
     index: int
@@ -58,6 +60,8 @@ class Replica:
     paused: bool = False
     asleep: bool = False
     cache_epoch: int | None = None
+    stale_cache: bool = False
+    recent: dict[str, None] = field(default_factory=dict)
     tainted: dict[str, str] = field(default_factory=dict)
     leases: set[Lease] = field(default_factory=set)
     running: Counter[str] = field(default_factory=Counter)
@@ -70,6 +74,11 @@ class Replica:
     @property
     def in_flight(self) -> int:
         return len(self.leases)
+
+    def touch(self, upstream: str) -> None:
+        """`upstream` is now the most recently used of its engine's adapters."""
+        self.recent.pop(upstream, None)
+        self.recent[upstream] = None
 
 
 class Fleet:
@@ -86,6 +95,7 @@ class Fleet:
         self.ready_once: set[int] = set()
         self._watchers: list[Callable[[], None]] = []
         self._offered: list[int] = []
+        self._closed: set[str] = set()
         for endpoint in endpoints:
             self.add(endpoint)
 
@@ -158,6 +168,50 @@ class Fleet:
         """The replica's prefix cache is empty: restarted, reset, or paused with clearing."""
         self.router.forget(index)
 
+    def held(self, index: int, upstream: str, path: str | None) -> None:
+        """The replica said that it loaded `upstream`."""
+        replica = self.replicas[index]
+        replica.holds[upstream] = path
+        replica.touch(upstream)
+
+    def given_up(self, index: int, upstream: str) -> None:
+        """The replica said that it no longer lists `upstream`; its engine keeps the slot (a ghost)."""
+        self.replicas[index].holds.pop(upstream, None)
+
+    def lost_adapter(self, index: int, upstream: str) -> None:
+        """A completion was told that the replica does not know a name that it should hold: it was restarted."""
+        self.restarted(index)
+        self.apply(index, Event.DRIFTED, f"answered that it does not know {upstream!r}")
+
+    def restarted(self, index: int) -> None:
+        """The process behind the address is another one: what was believed of the old one is void."""
+        replica = self.replicas[index]
+        replica.holds.clear()
+        replica.recent.clear()
+        replica.paused = replica.asleep = False
+        replica.cache_epoch = None
+        self.router.forget(index)
+
+    def observed(self, index: int, adapters: Mapping[str, str | None], *, paused: bool | None) -> None:
+        """What the replica was seen to list, and whether it is paused (None: it does not say)."""
+        replica = self.replicas[index]
+        if replica.holds.keys() - adapters.keys():
+            self.restarted(index)
+        replica.holds = dict(adapters)
+        replica.paused = bool(paused)
+
+    def set_paused(self, index: int, paused: bool) -> None:
+        self.replicas[index].paused = paused
+
+    def set_asleep(self, index: int, asleep: bool) -> None:
+        self.replicas[index].asleep = asleep
+
+    def set_epoch(self, index: int, epoch: int) -> None:
+        self.replicas[index].cache_epoch = epoch
+
+    def set_error(self, index: int, reason: str) -> None:
+        self.replicas[index].last_error = reason
+
     def commit(self, desired: Desired) -> None:
         """Make `desired` what clients see, in one step.
 
@@ -196,7 +250,7 @@ class Fleet:
         adapter = self.desired.adapters.get(model)
         if adapter is None and model.endswith(LATEST):
             adapter = self.latest(model.removesuffix(LATEST))
-        if adapter is not None:
+        if adapter is not None and adapter.name not in self._closed:
             return Served(adapter.name, adapter.upstream, adapter.digest, adapter=True)
         if model in self.base_models():
             return Served(model, model, None, adapter=False)
@@ -210,6 +264,17 @@ class Fleet:
             if adapter.name == name or (dash_v and stem == name and number.isdigit()):
                 found = adapter if found is None or adapter.order > found.order else found
         return found
+
+    def max_loras(self) -> int | None:
+        """Adapter slots of the smallest engine; None while no replica says."""
+        return min((r.facts.max_loras for r in self.members() if r.facts and r.facts.max_loras), default=None)
+
+    def close(self, name: str) -> None:
+        """Refuse `name` to new completions while it is being unloaded; `reopen` ends it."""
+        self._closed.add(name)
+
+    def reopen(self, name: str) -> None:
+        self._closed.discard(name)
 
     def paused(self) -> bool:
         """Whether completions must wait: a pause or sleep that the replicas really hold."""
@@ -235,6 +300,7 @@ class Fleet:
         replica.leases.add(lease)
         replica.requests += 1
         if served is not None and served.adapter:
+            replica.touch(upstream)
             replica.running[upstream] += 1
             self.running[upstream] += 1
         return lease

@@ -8,6 +8,8 @@ it off the replicas (it is in `used` and not wanted).
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 from collections.abc import Iterable
@@ -118,10 +120,10 @@ def _from_snapshot(line: Line) -> Desired:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """`found` is False when there was no journal of this fleet: then nothing is known of the replicas' past."""
+    """The desired state as it was, and the replicas (URLs) whose past the journal tells; none without a journal."""
 
     desired: Desired
-    found: bool
+    known: frozenset[str] = frozenset()
 
 
 class Journal:
@@ -153,9 +155,19 @@ class Journal:
         return recovered
 
     def append(self, line: Line, desired: Desired) -> None:
-        """Put one edit on disk; `desired` is the state after it. Blocks for the fsync: call it from a thread."""
-        os.write(self._fd, json.dumps(line, separators=(",", ":")).encode() + b"\n")
-        os.fsync(self._fd)
+        """Put one edit on disk; `desired` is the state after it. Blocks for the fsync: call it from a thread.
+
+        Raises OSError, and leaves the file as it was: half a line would hide every later one from the next reader.
+        """
+        before = os.fstat(self._fd).st_size
+        text = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        try:
+            if os.write(self._fd, text) != len(text):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(self._fd)
+        except OSError:
+            os.ftruncate(self._fd, before)
+            raise
         self._lines += 1
         if self._lines > COMPACT_AT:
             self._rewrite(desired)
@@ -167,8 +179,6 @@ class Journal:
         self._fd = self._lock_fd = -1
 
     def _take_lock(self) -> None:
-        import fcntl
-
         self._lock_fd = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -181,7 +191,7 @@ class Journal:
         try:
             raw = self._path.read_bytes()
         except FileNotFoundError:
-            return Recovered(Desired(), found=False)
+            return Recovered(Desired())
         desired, fleet = Desired(), None
         for text in raw.split(b"\n"):
             if not text:
@@ -196,8 +206,8 @@ class Journal:
                 break
         if fleet is None or (self._fleet and not set(fleet) & set(self._fleet)):
             self._path.replace(self._path.with_suffix(".other-fleet"))
-            return Recovered(Desired(), found=False)
-        return Recovered(desired, found=True)
+            return Recovered(Desired())
+        return Recovered(desired, frozenset(fleet))
 
     def _rewrite(self, desired: Desired) -> None:
         """Replace the file by a snapshot, atomically."""
@@ -220,7 +230,7 @@ class MemoryJournal:
     """A journal that forgets: for tests, and for fleets whose past does not matter."""
 
     def __init__(self, recovered: Recovered | None = None) -> None:
-        self.recovered = recovered or Recovered(Desired(), found=False)
+        self.recovered = recovered or Recovered(Desired())
         self.lines: list[Line] = []
 
     def open(self) -> Recovered:

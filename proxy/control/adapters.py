@@ -1,0 +1,313 @@
+"""Loading and unloading adapters over the fleet: the two changes that decide which weights a name means."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from proxy.control import journal as edits
+from proxy.control import slots
+from proxy.control.adapter_files import Seen, check_name, check_path, fingerprint, look
+from proxy.control.answers import Answer, Outcome
+from proxy.control.desired import Adapter, choose_upstream
+from proxy.control.failpoints import reach
+from proxy.control.loading import Loading, Verdict
+from proxy.control.plan import same_path
+from proxy.control.plane import Plane, Stopwatch, failure
+from proxy.control.transaction import Phase, Said, Seat
+from proxy.control.verify import disagreement
+from proxy.errors import BadRequest, Conflict, NotFound, ReplicaAnswer, TransactionFailed
+
+if TYPE_CHECKING:
+    from proxy.fleet import Replica
+
+logger = logging.getLogger("lorafleet.control")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """`digest` is what the client says the weights are, None when it did not say."""
+
+    name: str
+    path: str
+    digest: str | None = None
+
+
+class AdapterChanges:
+    """Load and unload. Both are queued behind every other change and survive the client that asked."""
+
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+
+    # -- load ----------------------------------------------------------------------------------------------------------
+
+    async def load(self, name: object, path: object, digest: object = None) -> str:
+        """Bind a name to the weights at a path on every replica that may serve; returns vLLM's own sentence.
+
+        Raises BadRequest, Conflict (no slot), Unavailable (no replica), TransactionFailed (undone).
+        """
+        plane = self._plane
+        request = LoadRequest(
+            check_name(name, plane.fleet.base_models()),
+            await plane.in_thread(check_path, path, plane.settings.adapter_roots),
+            _check_digest(digest),
+        )
+        return await self._plane.one_at_a_time(
+            "load", request.name, ("load", request), lambda watch: self._load(request, watch)
+        )
+
+    async def _load(self, request: LoadRequest, watch: Stopwatch) -> str:
+        plane, fleet = self._plane, self._plane.fleet
+        name, path = request.name, request.path
+        success = f"Success: LoRA adapter '{name}' added successfully."
+        seen: Seen | None = await plane.in_thread(look, path)
+        digest = request.digest or (seen.digest if seen else None)
+        watch.lap("digest")
+        if request.digest and seen and seen.digest != request.digest:
+            digest = await self._wait_for_digest(path, request.digest)
+            watch.lap("files")
+        bound = fleet.desired.adapters.get(name)
+        if bound is not None and digest is not None and bound.digest == digest:
+            return success
+        replicas = await plane.participants()
+        await self._make_room(name)
+        conflict: set[str] = set()
+        for _ in range(3):
+            upstream = self._choose(name, digest, frozenset(conflict))
+            adapter = Adapter(name, path, digest, upstream)
+            plane.pending.add(upstream)
+            try:
+                if await self._load_everywhere(adapter, replicas, watch):
+                    if seen is not None and await plane.in_thread(fingerprint, path) != seen.fingerprint:
+                        await self._take_back(adapter, replicas)
+                        raise TransactionFailed(
+                            f"the files at {path} changed while they were loaded; undone, try again"
+                        )
+                    reach("before-commit")
+                    await plane.edit(edits.bind(adapter))
+                    reach("after-commit")
+                    watch.lap("commit")
+                    return success
+            finally:
+                plane.pending.discard(upstream)
+            conflict.add(upstream)
+        raise TransactionFailed(
+            f"{name!r} is listed on a replica under weights that nobody knows, and cannot be replaced"
+        )
+
+    async def _wait_for_digest(self, path: str, digest: str) -> str:
+        """Files that do not match what the trainer wrote are not there yet. TransactionFailed at the deadline."""
+        plane = self._plane
+        clock = asyncio.get_running_loop().time
+        until = clock() + plane.settings.load_deadline_secs
+        delay = 0.05
+        while clock() < until:
+            await asyncio.sleep(delay)
+            delay = min(delay * 1.6, 0.4)
+            seen: Seen | None = await plane.in_thread(look, path)
+            if seen is None or seen.digest == digest:
+                return digest
+        raise TransactionFailed(
+            f"the files at {path} do not have the digest {digest} after {plane.settings.load_deadline_secs:g} s; "
+            "nothing was loaded",
+            status=409,
+        )
+
+    async def _make_room(self, name: str) -> None:
+        """Retire what an earlier run left when slots are short. Raises Conflict with the numbers."""
+        fleet = self._plane.fleet
+        max_loras = fleet.max_loras()
+        room = slots.to_make_room(fleet.desired, name, max_loras, fleet.running)
+        if room is None:
+            assert max_loras is not None
+            raise Conflict(slots.refusal(fleet.desired, name, max_loras, fleet.running), param="lora_name")
+        for adapter in room:
+            logger.warning("retiring %s, which an earlier run left, to make room for %s", adapter.name, name)
+            await self._retire(adapter)
+
+    def _choose(self, name: str, digest: str | None, conflict: frozenset[str]) -> str:
+        fleet = self._plane.fleet
+        desired = fleet.desired
+        ours = {a.upstream for a in (*desired.adapters.values(), *desired.retiring)} | desired.used.keys()
+        foreign = {upstream for replica in fleet.members() for upstream in replica.holds if upstream not in ours}
+        if any(replica.stale_cache for replica in fleet.members()):
+            foreign.add(name)
+        return choose_upstream(desired, name, digest, seen=frozenset(foreign | conflict), nonce=secrets.token_hex(6))
+
+    async def _load_everywhere(self, adapter: Adapter, replicas: list[Replica], watch: Stopwatch) -> bool:
+        """False when a replica listed the upstream name already: another must be chosen. Raises TransactionFailed."""
+        plane, fleet = self._plane, self._plane.fleet
+        used = fleet.desired.used
+        if adapter.upstream not in used or used[adapter.upstream] != adapter.digest:
+            await plane.edit(edits.reserve(adapter.upstream, adapter.digest))
+        reach("after-reserve")
+        await self._touch(adapter, replicas)
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + plane.settings.load_deadline_secs
+        abandoned = False
+
+        async def ask(index: int) -> Verdict:
+            nonlocal abandoned
+            replica = fleet.replicas[index]
+            if adapter.upstream in replica.holds and same_path(replica.holds[adapter.upstream], adapter.path):
+                return Verdict(Said.OK, ReplicaAnswer(index, None, "holds it already"))  # still draining there
+            loading = Loading(
+                plane.calls,
+                index,
+                replica.endpoint,
+                adapter.upstream,
+                adapter.path,
+                frozenset(replica.holds),
+                deadline,
+                plane.settings.load_deadline_secs,
+                lambda: abandoned,
+            )
+            reach("before-load")
+            verdict = await loading.run()
+            reach("after-load")
+            if verdict.said is Said.OK:
+                fleet.held(index, adapter.upstream, adapter.path)
+            elif verdict.said is Said.REFUSED:
+                abandoned = True
+            return verdict
+
+        async def undo(index: int) -> Verdict:
+            return await self._unload_on(index, adapter.upstream)
+
+        transaction, verdicts = await plane.broadcast(replicas, ask=ask, undo=undo, canary=True)
+        watch.lap("load")
+        if transaction.phase is Phase.COMMITTED:
+            if plane.settings.verify_load:
+                await self._verify(adapter, [fleet.replicas[i] for i in transaction.where(Seat.DONE)], watch)
+            return True
+        if any(verdict.conflict for verdict in verdicts.values()):
+            return False
+        raise _load_failure(adapter, transaction.phase, verdicts) or failure(
+            f"loading {adapter.name!r}", transaction, verdicts
+        )
+
+    async def _touch(self, adapter: Adapter, replicas: list[Replica]) -> None:
+        """Use the listed versions once where the engine would otherwise push one out although ghosts hold slots."""
+        fleet, calls = self._plane.fleet, self._plane.calls
+        listed = {a.upstream for a in fleet.desired.adapters.values()}
+
+        async def touch(replica: Replica) -> None:
+            capacity = replica.facts.max_loras if replica.facts else None
+            for upstream in slots.to_touch(replica.recent, listed, capacity, adapter.upstream):
+                answer = await calls.probe(replica.endpoint, upstream, self._plane.settings.admin_timeout_secs)
+                if not isinstance(answer, Answer):
+                    replica.touch(upstream)
+
+        if not fleet.paused():
+            await asyncio.gather(*(touch(replica) for replica in replicas))
+
+    async def _verify(self, adapter: Adapter, replicas: list[Replica], watch: Stopwatch) -> None:
+        """--verify-load: every replica's log-probabilities under the name agree, and are not the base model's."""
+        base = self._plane.fleet.base_models()[0]
+        why = await disagreement(self._plane.calls, replicas, adapter, base, self._plane.settings.admin_timeout_secs)
+        watch.lap("verify")
+        if why is not None:
+            await self._take_back(adapter, replicas)
+            raise TransactionFailed(f"loading {adapter.name!r} was undone: {why[0]}", why[1])
+
+    async def _take_back(self, adapter: Adapter, replicas: list[Replica]) -> None:
+        await asyncio.gather(*(self._unload_on(replica.index, adapter.upstream) for replica in replicas))
+
+    # -- unload --------------------------------------------------------------------------------------------------------
+
+    async def unload(self, name: object) -> str:
+        """Take a name away: from clients at once, from the replicas when nothing runs under it any more.
+
+        Raises NotFound, Unavailable, TransactionFailed (the name stays usable).
+        """
+        if not isinstance(name, str) or not name:
+            raise BadRequest("lora_name must be a non-empty string", param="lora_name")
+        return await self._plane.one_at_a_time(
+            "unload", name, ("unload", name), lambda watch: self._unload(name, watch)
+        )
+
+    async def _unload(self, name: str, watch: Stopwatch) -> str:
+        fleet = self._plane.fleet
+        adapter = fleet.desired.adapters.get(name)
+        if adapter is None:
+            raise NotFound(f"The lora adapter '{name}' cannot be found.", param="lora_name")
+        success = f"Success: LoRA adapter '{name}' removed successfully."
+        fleet.close(name)
+        try:
+            if fleet.running.get(adapter.upstream):
+                await self._retire(adapter)
+                watch.lap("retire")
+            else:
+                await self._unload_everywhere(adapter, watch)
+        finally:
+            fleet.reopen(name)
+        return success
+
+    async def _unload_everywhere(self, adapter: Adapter, watch: Stopwatch) -> None:
+        """Take an idle binding off every replica that may serve, or leave it on all. Raises TransactionFailed."""
+        plane, fleet = self._plane, self._plane.fleet
+        replicas = await plane.participants()
+
+        async def ask(index: int) -> Verdict:
+            reach("before-unload")
+            return await self._unload_on(index, adapter.upstream)
+
+        async def undo(index: int) -> Verdict:
+            endpoint = fleet.replicas[index].endpoint
+            answer = await plane.calls.load(endpoint, adapter.upstream, adapter.path, plane.settings.admin_timeout_secs)
+            if answer.outcome in (Outcome.OK, Outcome.EXISTS):
+                fleet.held(index, adapter.upstream, adapter.path)
+                return Verdict(Said.OK, answer.of(index))
+            return Verdict(Said.REFUSED, answer.of(index))
+
+        transaction, verdicts = await plane.broadcast(replicas, ask=ask, undo=undo)
+        watch.lap("unload")
+        if transaction.phase is not Phase.COMMITTED:
+            raise failure(f"unloading {adapter.name!r}", transaction, verdicts)
+        await plane.edit(edits.unbind(adapter.name))
+        watch.lap("commit")
+
+    async def _retire(self, adapter: Adapter) -> None:
+        """No client can name it from now on; the reconciler takes it off the replicas when it has drained."""
+        await self._plane.edit(edits.unbind(adapter.name))
+
+    async def _unload_on(self, index: int, upstream: str) -> Verdict:
+        """Unload on one replica; a lost answer is asked again: unloading what is not there does no harm."""
+        plane = self._plane
+        endpoint = plane.fleet.replicas[index].endpoint
+        answer = Answer(Outcome.NO_ANSWER, None, "not asked")
+        for _ in range(3):
+            answer = await plane.calls.unload(endpoint, upstream, plane.settings.admin_timeout_secs)
+            if answer.outcome in (Outcome.OK, Outcome.UNKNOWN_NAME):
+                plane.fleet.given_up(index, upstream)
+                return Verdict(Said.OK, answer.of(index))
+            if answer.outcome is Outcome.REFUSED:
+                return Verdict(Said.REFUSED, answer.of(index))
+            if answer.outcome is Outcome.UNREACHABLE:
+                return Verdict(Said.GONE, answer.of(index))
+            await asyncio.sleep(0.1)
+        return Verdict(Said.DIED, answer.of(index))
+
+
+def _check_digest(digest: object) -> str | None:
+    if digest is None:
+        return None
+    if not isinstance(digest, str) or not 8 <= len(digest) <= 200 or not digest.isprintable():
+        raise BadRequest('digest must be a string like "sha256:<hex>"', param="digest")
+    return digest
+
+
+def _load_failure(adapter: Adapter, phase: Phase, verdicts: dict[int, Verdict]) -> TransactionFailed | None:
+    """Two failures that deserve their own words: an adapter that killed an engine, and files that never showed."""
+    died = [v.answer for v in verdicts.values() if v.said is Said.DIED]
+    if died and not any(v.said in (Said.OK, Said.REFUSED) for v in verdicts.values()):
+        return TransactionFailed(
+            f"loading {adapter.name!r} was stopped: a replica died on it, so it was not offered to the others", died
+        )
+    late: list[ReplicaAnswer] = [v.answer for v in verdicts.values() if "not loadable within" in v.answer.message]
+    if late:
+        return TransactionFailed(f"loading {adapter.name!r} failed and was undone on every replica", late, status=504)
+    return None

@@ -1,0 +1,110 @@
+"""One replica is asked to load one adapter, until it has it, says no, dies, or the deadline passes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from proxy.control.answers import Answer, Observed, Outcome, ReplicaCalls
+from proxy.control.plan import same_path
+from proxy.control.transaction import Said
+from proxy.errors import ReplicaAnswer
+
+if TYPE_CHECKING:
+    from proxy.upstream.transport import Endpoint
+
+FIRST_RETRY_SECS = 0.05
+LAST_RETRY_SECS = 0.4
+"""A mount that lags is asked again after 50 ms, then ever later, at most 0.4 s (and 20 % of jitter): the load ends
+within 0.6 s of the moment that the files can be seen."""
+
+TRUTH_SECS = 5.0
+"""How long the truth is sought from a replica whose answer was lost, before it is taken for dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`conflict`: the replica listed the name before it was asked, so nobody knows with which weights."""
+
+    said: Said
+    answer: ReplicaAnswer
+    conflict: bool = False
+
+
+@dataclass(slots=True)
+class Loading:
+    """The load of `path` as `upstream` on one replica. `held` are the names it is believed to list: when they are gone
+    after a lost answer, the engine died of the load, however quickly it came back."""
+
+    calls: ReplicaCalls
+    replica: int
+    endpoint: Endpoint
+    upstream: str
+    path: str
+    held: frozenset[str]
+    deadline: float
+    deadline_secs: float
+    abandoned: Callable[[], bool]
+
+    async def run(self) -> Verdict:
+        """Never raises for what the replica does."""
+        clock = asyncio.get_running_loop().time
+        delay, lost = FIRST_RETRY_SECS, 0
+        while True:
+            left = self.deadline - clock()
+            answer = await self.calls.load(self.endpoint, self.upstream, self.path, max(left, 0.1))
+            if answer.outcome is Outcome.NO_ANSWER:
+                lost += 1
+                verdict = await self._truth(answer, lost)
+            else:
+                verdict = await self._judge(answer, lost)
+            if verdict is not None:
+                return verdict
+            if self.abandoned():
+                return self._said(Said.REFUSED, answer, "given up because another replica refused")
+            if clock() + delay >= self.deadline:
+                return self._said(
+                    Said.REFUSED, answer, f"not loadable within {self.deadline_secs:g} s; last word: {answer.message}"
+                )
+            await asyncio.sleep(delay * random.uniform(0.8, 1.2))
+            delay = min(delay * 1.6, LAST_RETRY_SECS)
+
+    async def _judge(self, answer: Answer, lost: int) -> Verdict | None:
+        match answer.outcome:
+            case Outcome.OK:
+                return self._said(Said.OK, answer, answer.message)
+            case Outcome.NOT_VISIBLE:
+                return None
+            case Outcome.UNREACHABLE:
+                return self._said(Said.GONE, answer, answer.message)
+            case Outcome.EXISTS if lost:
+                seen = await self.calls.observe(self.endpoint, TRUTH_SECS)
+                if isinstance(seen, Observed) and self._listed(seen):
+                    return self._said(Said.OK, answer, "loaded, the first answer was lost")
+            case Outcome.EXISTS:
+                return Verdict(Said.REFUSED, answer.of(self.replica), conflict=True)
+        return self._said(Said.REFUSED, answer, answer.message)
+
+    async def _truth(self, answer: Answer, lost: int) -> Verdict | None:
+        """What really happened when no answer came. None: it did not happen and may be tried again."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + TRUTH_SECS
+        while clock() < until:
+            seen = await self.calls.observe(self.endpoint, TRUTH_SECS)
+            if isinstance(seen, Observed):
+                if self._listed(seen):
+                    return self._said(Said.OK, answer, "loaded, the answer was lost")
+                if lost > 1 or self.held - seen.adapters.keys():
+                    return self._said(Said.DIED, answer, "restarted while it loaded")
+                return None
+            await asyncio.sleep(0.1)
+        return self._said(Said.DIED, answer, f"died or hung while it loaded ({answer.message})")
+
+    def _listed(self, seen: Observed) -> bool:
+        return self.upstream in seen.adapters and same_path(seen.adapters[self.upstream], self.path)
+
+    def _said(self, said: Said, answer: Answer, message: str) -> Verdict:
+        return Verdict(said, ReplicaAnswer(self.replica, answer.status, message))
