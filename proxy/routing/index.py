@@ -1,0 +1,330 @@
+"""Which replica holds which block, as far as can be known from outside.
+
+One tree of runs for each seed (model, salt, kind): a node is a run of blocks without a branch, and its hashes are
+packed in an array, so that a block costs some ten bytes and a walk compares one number a run (hashes are chained: if
+the last of a run is equal, all are). Each replica that holds a run is a bit in the node's mask.
+
+Each replica has an LRU of the runs it is thought to hold, bounded by its own KV capacity in tokens and cut from the
+end of the least recently used run, as the engine evicts. A walk from a prompt's end to its root touches the root last,
+so the order of an LRU never puts a run before the runs that continue it, and whoever holds a run holds its ancestors.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Final
+
+from proxy.routing.blocks import EDGES
+
+Path = list[tuple["Node", int]]
+"""From the root down: runs and how many of their blocks matched; only the last can be partial."""
+
+UNBOUNDED: Final = float("inf")
+
+
+class Node:
+    """A run of blocks. `start` is the number of blocks before it.
+
+    `ended` says that some request's prompt or answer ended at the end of this run: what continues it is a further turn
+    of that conversation, where a run that only branches is something that different prompts share.
+    """
+
+    __slots__ = ("__weakref__", "blocks", "children", "ended", "mask", "parent", "prompts", "start", "tokens_per_byte")
+
+    def __init__(self, parent: "Node | None", start: int, blocks: "array[int]", tokens_per_byte: float) -> None:
+        self.parent = parent
+        self.start = start
+        self.blocks = blocks
+        self.tokens_per_byte = tokens_per_byte
+        self.children: dict[int, Node] | None = None
+        self.mask = 0
+        self.ended = False
+        self.prompts = 0
+        """New prompts that were placed through this run."""
+
+    def tokens(self, covered: int) -> float:
+        """Tokens in the first `covered` blocks of this run; of an output without hashes, all of it."""
+        if not self.blocks:
+            return self.tokens_per_byte
+        return (EDGES[self.start + covered] - EDGES[self.start]) * self.tokens_per_byte
+
+
+class Held:
+    """What one replica holds: runs in the order of their use, each with the blocks covered and its last use.
+
+    Time is measured in uses (`ticks`), not seconds.
+    """
+
+    __slots__ = ("capacity", "lru", "ticks", "tokens")
+
+    def __init__(self, capacity: float) -> None:
+        self.lru: OrderedDict[Node, tuple[int, int]] = OrderedDict()
+        self.capacity = capacity
+        self.tokens = 0.0
+        self.ticks = 0
+
+
+def bits(mask: int) -> Iterator[int]:
+    """The positions of the bits that are set."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+class Index:
+    """Replicas are small ints (slots); a slot that is dropped may be used again."""
+
+    def __init__(self) -> None:
+        self._roots: dict[int, Node] = {}
+        self._seeds: dict[str, set[int]] = {}
+        self._names: dict[Node, tuple[str, int]] = {}
+        self._held: dict[int, Held] = {}
+
+    # Replicas and models.
+
+    def set_capacity(self, slot: int, tokens: int | None) -> None:
+        """Add a replica, or change how many tokens it can hold (None: not known, no bound)."""
+        capacity = UNBOUNDED if tokens is None else float(tokens)
+        held = self._held.get(slot)
+        if held is None:
+            self._held[slot] = Held(capacity)
+        else:
+            held.capacity = capacity
+            self._shrink(slot, held)
+
+    def forget(self, slot: int) -> None:
+        """The replica's cache is empty."""
+        held = self._held.get(slot)
+        if held is not None:
+            self._held[slot] = Held(held.capacity)
+            clear = ~(1 << slot)
+            for node in held.lru:
+                node.mask &= clear
+            for node in held.lru:
+                self._prune(node)
+
+    def drop(self, slot: int) -> None:
+        """The replica is gone."""
+        self.forget(slot)
+        self._held.pop(slot, None)
+
+    def forget_model(self, model: str) -> None:
+        """Nothing cached for this model will be used again. On the replicas it is dead weight until it ages out."""
+        for seed in self._seeds.pop(model, ()):
+            self._names.pop(self._roots.pop(seed), None)
+
+    # Looking up.
+
+    def root(self, seed: int) -> Node | None:
+        return self._roots.get(seed)
+
+    def walk(self, seed: int, blocks: list[int]) -> Path:
+        """The known runs that the prompt begins with."""
+        path: Path = []
+        node = self._roots.get(seed)
+        at, size = 0, len(blocks)
+        while node is not None and node.children is not None and at < size:
+            node = node.children.get(blocks[at])
+            if node is None:
+                break
+            run = node.blocks
+            length = len(run)
+            if at + length <= size and blocks[at + length - 1] == run[-1]:
+                path.append((node, length))
+                at += length
+                continue
+            low, high = 1, min(length, size - at)
+            while low < high:
+                middle = (low + high + 1) // 2
+                if run[middle - 1] == blocks[at + middle - 1]:
+                    low = middle
+                else:
+                    high = middle - 1
+            path.append((node, low))
+            break
+        return path
+
+    def depth(self, path: Path, slot: int) -> int:
+        """How many blocks of the path the replica holds."""
+        for node, matched in reversed(path):
+            if node.mask >> slot & 1:
+                covered = self._held[slot].lru[node][0]
+                return node.start + min(covered, matched)
+        return 0
+
+    # Recording.
+
+    def record(self, model: str, seed: int, blocks: list[int], tokens_per_byte: float, slot: int, path: Path) -> None:
+        """The replica has these blocks now (or will have them before it looks at any later request).
+
+        `path` is what `walk` said of the same blocks, with no change of the index since.
+        """
+        held = self._held.get(slot)
+        if held is None or not blocks:
+            return
+        path = list(path)
+        if path and path[-1][1] < len(path[-1][0].blocks):
+            node, matched = path[-1]
+            path[-1] = (self._split(node, matched), matched)
+        at = path[-1][0].start + path[-1][1] if path else 0
+        if at < len(blocks):
+            path.append((self._add(model, seed, path, blocks[at:], at, tokens_per_byte), len(blocks) - at))
+        path[-1][0].ended = True
+        bit = 1 << slot
+        tick = held.ticks = held.ticks + 1
+        lru = held.lru
+        for node, matched in reversed(path):
+            if node.mask & bit:
+                covered = lru[node][0]
+                if covered < matched:
+                    held.tokens += node.tokens(matched) - node.tokens(covered)
+                    covered = matched
+                lru.move_to_end(node)
+                lru[node] = (covered, tick)
+            else:
+                node.mask |= bit
+                held.tokens += node.tokens(matched)
+                lru[node] = (matched, tick)
+        if held.tokens > held.capacity:
+            self._shrink(slot, held)
+
+    def occupy(self, slot: int, tokens: int) -> None:
+        """The replica holds this many tokens more that no prompt can name (an answer whose tokens were not seen)."""
+        held = self._held.get(slot)
+        if held is None or tokens <= 0:
+            return
+        node = Node(None, 0, array("Q"), float(tokens))
+        held.ticks += 1
+        held.lru[node] = (0, held.ticks)
+        held.tokens += tokens
+        if held.tokens > held.capacity:
+            self._shrink(slot, held)
+
+    def remove(self, slot: int, path: Path, keep: int) -> None:
+        """The replica does not hold the blocks of the path beyond the first `keep`."""
+        held = self._held.get(slot)
+        if held is None:
+            return
+        for node, _ in reversed(path):
+            if node.start + len(node.blocks) <= keep:
+                return
+            self._remove_below(slot, held, node, max(0, keep - node.start))
+
+    def tokens(self, slot: int) -> float:
+        """Tokens that the replica is thought to hold."""
+        held = self._held.get(slot)
+        return 0.0 if held is None else held.tokens
+
+    def blocks(self) -> int:
+        """Blocks tracked, each counted once for each replica that holds it."""
+        return sum(covered for held in self._held.values() for covered, _ in held.lru.values())
+
+    # Inside.
+
+    def _add(self, model: str, seed: int, path: Path, blocks: list[int], at: int, tokens_per_byte: float) -> Node:
+        if path:
+            parent = path[-1][0]
+        else:
+            root = self._roots.get(seed)
+            if root is None:
+                root = self._roots[seed] = Node(None, 0, array("Q"), 0.0)
+                self._seeds.setdefault(model, set()).add(seed)
+                self._names[root] = (model, seed)
+            parent = root
+        node = Node(parent, at, array("Q", blocks), tokens_per_byte)
+        if parent.children is None:
+            parent.children = {}
+        parent.children[blocks[0]] = node
+        return node
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Cut a run in two before block `at` of it; the new first half."""
+        upper = Node(node.parent, node.start, node.blocks[:at], node.tokens_per_byte)
+        upper.prompts = node.prompts
+        upper.mask = node.mask
+        parent = node.parent
+        assert parent is not None and parent.children is not None
+        parent.children[upper.blocks[0]] = upper
+        node.parent = upper
+        node.start += at
+        node.blocks = node.blocks[at:]
+        upper.children = {node.blocks[0]: node}
+        for slot in bits(upper.mask):
+            lru = self._held[slot].lru
+            covered, tick = lru[node]
+            # An OrderedDict has no insertion in the middle: the upper half counts as used just now, which keeps the
+            # order of runs and their continuations.
+            lru[upper] = (min(covered, at), tick)
+            if covered > at:
+                lru[node] = (covered - at, tick)
+            else:
+                del lru[node]
+                node.mask &= ~(1 << slot)
+        self._prune(node)
+        return upper
+
+    def _shrink(self, slot: int, held: Held) -> None:
+        """Evict from the least recently used run, its last blocks first, until the rest fits."""
+        lru = held.lru
+        while held.tokens > held.capacity and lru:
+            node, (covered, tick) = next(iter(lru.items()))
+            excess = held.tokens - held.capacity
+            size = node.tokens(covered)
+            if size <= excess or not node.blocks or covered <= 1:
+                held.tokens -= size
+                self._release(slot, held, node)
+                continue
+            keep = int(covered * (1.0 - excess / size))
+            while keep and size - node.tokens(keep) < excess:
+                keep -= 1
+            if keep:
+                lru[node] = (keep, tick)
+                held.tokens -= size - node.tokens(keep)
+            else:
+                held.tokens -= size
+                self._release(slot, held, node)
+        if not lru:
+            held.tokens = 0.0
+
+    def _remove_below(self, slot: int, held: Held, node: Node, keep: int) -> None:
+        if not node.mask >> slot & 1:
+            return
+        for child in list((node.children or {}).values()):
+            self._remove_below(slot, held, child, 0)
+        covered, tick = held.lru[node]
+        if covered <= keep:
+            return
+        held.tokens -= node.tokens(covered) - node.tokens(keep)
+        if keep:
+            held.lru[node] = (keep, tick)
+        else:
+            self._release(slot, held, node)
+
+    def _drop_root(self, node: Node) -> None:
+        name = self._names.pop(node, None)
+        if name is not None:
+            model, seed = name
+            del self._roots[seed]
+            seeds = self._seeds[model]
+            seeds.discard(seed)
+            if not seeds:
+                del self._seeds[model]
+
+    def _release(self, slot: int, held: Held, node: Node) -> None:
+        del held.lru[node]
+        node.mask &= ~(1 << slot)
+        self._prune(node)
+
+    def _prune(self, node: Node) -> None:
+        """Take runs that nobody holds out of the tree."""
+        while node.mask == 0 and not node.children:
+            parent = node.parent
+            if parent is None or parent.children is None:
+                self._drop_root(node)
+                return
+            parent.children.pop(node.blocks[0], None)
+            node.parent = None
+            if not parent.children:
+                parent.children = None
+            node = parent

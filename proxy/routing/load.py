@@ -1,0 +1,164 @@
+"""How busy a replica is and how long it takes, both learned from nothing but its answers.
+
+The model of a replica: an answer takes
+
+    seconds = speed * (prefill * uncached tokens computed meanwhile  +  tokens out * (step + crowd * sequences))
+
+`prefill`, `step` and `crowd` are the same for all replicas (they are copies of each other) and come from a least
+squares fit with forgetting over all answers; `speed` is each replica's own factor. The fit is over relative errors, so
+that short answers count as much as long ones, and none of the three may be negative.
+"""
+
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Final
+
+FORGET: Final = 0.98
+"""Weight that each further answer leaves to all earlier ones: about the last 50 count."""
+MIN_ANSWERS: Final = 8
+_SPEED_STEP: Final = 0.1
+
+
+@dataclass(slots=True)
+class Trace:
+    """What was known when a request began, kept until it ends."""
+
+    began: float = 0.0
+    crowd_before: float = 0.0
+    work_before: float = 0.0
+    uncached: int = 0
+    sequences: int = 1
+    answered: float | None = None
+
+
+@dataclass(slots=True)
+class ReplicaLoad:
+    """What one replica has in hand. `free_at` is when it should have computed all prompts that it was given."""
+
+    sequences: int = 0
+    requests: int = 0
+    uncached: int = 0
+    free_at: float = 0.0
+    speed: float = 1.0
+    answers: int = 0
+    placed: float = 0.0
+    """New prompts given to it lately, in a unit that shrinks with each placement in the fleet."""
+    _work: float = 0.0
+    _crowd: float = 0.0
+    _at: float = 0.0
+
+    def pending(self, now: float) -> float:
+        """Seconds of prompts to compute before a new one can begin."""
+        return max(0.0, self.free_at - now)
+
+    def begin(self, trace: Trace, rates: "Rates", now: float) -> None:
+        self._tick(now)
+        seconds = rates.prefill * self.speed
+        trace.began = now
+        trace.crowd_before = self._crowd
+        trace.work_before = self._work - (self.pending(now) / seconds if seconds else 0.0)
+        self._work += trace.uncached
+        self.sequences += trace.sequences
+        self.requests += 1
+        self.uncached += trace.uncached
+        self.free_at = max(self.free_at, now) + trace.uncached * seconds
+
+    def finish(self, trace: Trace, now: float) -> tuple[float, float]:
+        """Lower the load; (uncached tokens computed meanwhile, mean number of sequences meanwhile)."""
+        self._tick(now)
+        self.sequences -= trace.sequences
+        self.requests -= 1
+        self.uncached -= trace.uncached
+        if not self.requests:
+            self.free_at = min(self.free_at, now)
+        seconds = now - trace.began
+        crowd = (self._crowd - trace.crowd_before) / seconds if seconds > 0 else float(trace.sequences)
+        return self._work - trace.work_before, crowd
+
+    def _tick(self, now: float) -> None:
+        if now > self._at:
+            self._crowd += self.sequences * (now - self._at)
+            self._at = now
+
+
+@dataclass(slots=True)
+class Rates:
+    """Seconds for each uncached prompt token and for each step of the batch, and what each sequence adds to a step."""
+
+    prefill: float = 0.0
+    step: float = 0.0
+    crowd: float = 0.0
+    answers: int = 0
+    tokens_out: float = 64.0
+    _moments: list[float] = field(default_factory=lambda: [0.0] * 9)
+
+    @property
+    def known(self) -> bool:
+        """Enough answers were seen for the numbers to mean something."""
+        return self.answers >= MIN_ANSWERS
+
+    def expect(self, uncached: float, tokens_out: float, crowd: float) -> float:
+        """Seconds that a replica of speed 1 takes."""
+        return self.prefill * uncached + tokens_out * (self.step + self.crowd * crowd)
+
+    def learn(self, load: ReplicaLoad, seconds: float, uncached: float, tokens_out: float, crowd: float) -> None:
+        """One whole answer."""
+        if seconds <= 0.0 or tokens_out <= 0:
+            return
+        self.answers += 1
+        load.answers += 1
+        self.tokens_out += (tokens_out - self.tokens_out) * max(0.05, 1.0 / self.answers)
+        expected = self.expect(uncached, tokens_out, crowd) if self.known else 0.0
+        if expected > 0.0:
+            ratio = min(max(seconds / expected, 0.05), 20.0)
+            load.speed += (ratio - load.speed) * max(_SPEED_STEP, 1.0 / load.answers)
+        scale = load.speed / seconds
+        x, y, z = uncached * scale, tokens_out * scale, tokens_out * crowd * scale
+        m = self._moments
+        for at, value in enumerate((x * x, x * y, x * z, y * y, y * z, z * z, x, y, z)):
+            m[at] = m[at] * FORGET + value
+        if self.answers <= 4 * MIN_ANSWERS or self.answers % 8 == 0:
+            self.prefill, self.step, self.crowd = fit(m)
+
+
+def fit(moments: list[float]) -> tuple[float, float, float]:
+    """The three rates, none negative, that explain the answers best.
+
+    A tenth of a percent of each diagonal is added to it: where the answers cannot tell two rates apart, because all
+    were alike, they share what is to be explained.
+    """
+    xx, xy, xz, yy, yz, zz, x, y, z = moments
+    matrix = ((xx * 1.001, xy, xz), (xy, yy * 1.001, yz), (xz, yz, zz * 1.001))
+    vector = (x, y, z)
+    best, best_gain = (0.0, 0.0, 0.0), 0.0
+    for size in (3, 2, 1):
+        for chosen in combinations(range(3), size):
+            solved = _solve([[matrix[i][j] for j in chosen] for i in chosen], [vector[i] for i in chosen])
+            if solved is None or min(solved) < 0.0:
+                continue
+            gain = sum(value * vector[i] for value, i in zip(solved, chosen, strict=True))
+            if gain > best_gain:
+                full = [0.0, 0.0, 0.0]
+                for value, i in zip(solved, chosen, strict=True):
+                    full[i] = value
+                best, best_gain = (full[0], full[1], full[2]), gain
+        if size == 3 and best_gain > 0.0:
+            break
+    return best
+
+
+def _solve(matrix: list[list[float]], vector: list[float]) -> list[float] | None:
+    """Gaussian elimination for a small positive matrix; None when it is singular."""
+    size = len(vector)
+    rows = [[*row, value] for row, value in zip(matrix, vector, strict=True)]
+    for i in range(size):
+        pivot = rows[i][i]
+        if pivot <= 1e-12 * (abs(matrix[i][i]) or 1.0):
+            return None
+        for j in range(i + 1, size):
+            factor = rows[j][i] / pivot
+            rows[j] = [b - factor * a for a, b in zip(rows[i], rows[j], strict=True)]
+    solved = [0.0] * size
+    for i in reversed(range(size)):
+        solved[i] = (rows[i][size] - sum(rows[i][j] * solved[j] for j in range(i + 1, size))) / rows[i][i]
+    return solved
