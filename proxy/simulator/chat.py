@@ -1,7 +1,7 @@
 """POST /v1/chat/completions and /inference/v1/generate, as vLLM answers them (text only, no tools)."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from proxy.simulator.completions import DONE, alternatives, fingerprint, token_name
@@ -50,8 +50,7 @@ async def chat_completions(replica: Replica, request: Request) -> Response:
     model = lora.name if lora else options.model_name
     head = {"id": name, "object": "chat.completion", "created": int(time.time()), "model": model}
     if sampling.stream:
-        await generation.__aenter__()
-        return event_stream(_stream(generation, {**head, "object": "chat.completion.chunk"}))
+        return event_stream(generation.during(_stream(generation, {**head, "object": "chat.completion.chunk"})))
     async with generation:
         await generation.finish()
         return json_response(
@@ -106,7 +105,7 @@ def chat_logprobs(
     return {"content": content}
 
 
-async def _stream(generation: Generation, head: dict[str, Any]) -> AsyncIterator[bytes]:
+async def _stream(generation: Generation, head: dict[str, Any]) -> AsyncGenerator[bytes, None]:
     sampling = generation.sampling
     mark = {"system_fingerprint": fingerprint(generation.replica)}
     try:
@@ -128,8 +127,6 @@ async def _stream(generation: Generation, head: dict[str, Any]) -> AsyncIterator
             yield sse({**head, "choices": [], "usage": generation.usage(created=True, sparse=True), **mark})
     except EngineDead:
         yield sse(error_body(ENGINE_DEAD, "InternalServerError", 500))
-    finally:
-        await generation.__aexit__(None, None, None)
     yield DONE
 
 
@@ -164,8 +161,7 @@ async def generate(replica: Replica, request: Request) -> Response:
     name = f"generate-tokens-{request_id(request, body)}"
     generation = Generation(replica, lora, sampling, [prompt], [limit], name)
     if sampling.stream:
-        await generation.__aenter__()
-        return event_stream(_generate_stream(generation, name))
+        return event_stream(generation.during(_generate_stream(generation, name)))
     async with generation:
         await generation.finish()
         choices = [
@@ -192,7 +188,7 @@ async def generate(replica: Replica, request: Request) -> Response:
         )
 
 
-async def _generate_stream(generation: Generation, name: str) -> AsyncIterator[bytes]:
+async def _generate_stream(generation: Generation, name: str) -> AsyncGenerator[bytes, None]:
     try:
         async for delta in generation.deltas():
             choice = {
@@ -207,6 +203,4 @@ async def _generate_stream(generation: Generation, name: str) -> AsyncIterator[b
             yield sse({"request_id": name, "choices": [], "usage": generation.usage()})
     except EngineDead:
         yield sse(error_body(ENGINE_DEAD, "InternalServerError", 500))
-    finally:
-        await generation.__aexit__(None, None, None)
     yield DONE

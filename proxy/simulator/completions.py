@@ -1,7 +1,7 @@
 """POST /v1/completions, as ``vllm/entrypoints/openai/completion`` answers it."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from proxy.simulator.engine import EngineDead
@@ -45,8 +45,7 @@ async def completions(replica: Replica, request: Request) -> Response:
         "model": lora.name if lora else options.model_name,
     }
     if sampling.stream:
-        await generation.__aenter__()
-        return event_stream(_stream(generation, head))
+        return event_stream(generation.during(_stream(generation, head)))
     async with generation:
         await generation.finish()
         return json_response(
@@ -112,7 +111,7 @@ def _logprobs(generation: Generation, sequence: Sequence, start: int, end: int, 
     }
 
 
-async def _stream(generation: Generation, head: dict[str, Any]) -> AsyncIterator[bytes]:
+async def _stream(generation: Generation, head: dict[str, Any]) -> AsyncGenerator[bytes, None]:
     sampling = generation.sampling
     mark = {"system_fingerprint": fingerprint(generation.replica)}
     cached: int | None = None
@@ -135,8 +134,6 @@ async def _stream(generation: Generation, head: dict[str, Any]) -> AsyncIterator
             yield sse({**head, "choices": [], "usage": generation.usage(sparse=True, cached=cached), **mark})
     except EngineDead:
         yield sse(error_body(ENGINE_DEAD, "InternalServerError", 500))
-    finally:
-        await generation.__aexit__(None, None, None)
     yield DONE
 
 

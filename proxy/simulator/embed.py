@@ -25,7 +25,7 @@ class SimReplica:
         self.options = options or ReplicaOptions()
         self.replica = Replica(self.options)
         self.replica.on_restart = self._died
-        self.replica.on_refuse = self._refuse_for
+        self.replica.on_refuse = self.replica.faults.refuse_now = self._refuse_for
         self.replica.boot()
         self.http = HttpServer(App(self.replica), host, port, self.options.keep_alive_secs)
         self._timers: set[asyncio.TimerHandle] = set()
@@ -56,10 +56,16 @@ class SimReplica:
         """Listen (again), with whatever state there is."""
         await self.http.listen()
 
+    def weights(self, name: str) -> str | None:
+        """Weights that the engine holds for a listed adapter, None when it holds none."""
+        ref = self.replica.loras.get(name)
+        held = self.replica.slots.held.get(ref.int_id) if ref else None
+        return held[1] if held else None
+
     def stop(self) -> None:
         """The process dies: state lost, connections cut, new ones refused, until ``start``."""
         self.http.refuse()
-        self.http.reset_connections()
+        self.http.kill()
         self.replica.boot()
 
     async def restart(self, down_secs: float = 0.0) -> None:

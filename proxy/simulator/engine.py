@@ -294,7 +294,7 @@ class Engine:
         if sequence.first_token is None:
             sequence.first_token = at
         if sequence.remaining <= 0:
-            self._finish(sequence, "length", at)
+            self._finish(sequence, sequence.request.end_reason, at)
         elif sequence.request.watch:
             self._news[sequence] = None
 

@@ -24,7 +24,7 @@ A fault is matched by route and, if it says so, by name (``lora_name`` or ``mode
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -97,16 +97,25 @@ class Faults:
 
     def __init__(self, seed: int = 0) -> None:
         self.active: list[Fault] = []
+        self.refuse_now: Callable[[float | None], None] = lambda _secs: None
         self._random = random.Random(seed)
 
     def add(self, kind: str, route: str = "any", *, now: float = 0.0, **details: Any) -> Fault:
-        """Add a fault; raises ValueError or msgspec.ValidationError for one that makes no sense."""
-        fault = msgspec.convert({"kind": kind, "route": route, "added": now, **details}, Fault)
-        self.active.append(fault)
+        """Add a fault; raises msgspec.ValidationError (a ValueError) for one that makes no sense.
+
+        ``now`` matters to ``until_secs`` only: the event loop's time.
+        """
+        fault = self.add_json({"kind": kind, "route": route, **details}, now)
+        if fault.kind == "refuse" and route == "any":
+            self.remove(fault)
+            self.refuse_now(fault.secs)
         return fault
 
     def add_json(self, spec: Mapping[str, Any], now: float) -> Fault:
-        return self.add(**{**spec, "now": now})
+        """The same from JSON; does not act on ``refuse``."""
+        fault = msgspec.convert({**spec, "added": now}, Fault)
+        self.active.append(fault)
+        return fault
 
     def clear(self, route: str | None = None) -> None:
         """Remove all faults, or those of one route."""

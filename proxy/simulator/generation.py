@@ -2,7 +2,8 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -14,6 +15,7 @@ from proxy.simulator.sampling import Sampling
 from proxy.simulator.sequence import EngineRequest, Sequence
 from proxy.simulator.slots import LoraRef
 from proxy.simulator.tokenizer import decode
+from proxy.simulator.weights import output_state
 
 
 def new_id() -> str:
@@ -24,6 +26,13 @@ def new_id() -> str:
 def request_id(request: Request, body: dict[str, Any]) -> str:
     """X-Request-Id, else ``request_id`` of the body, else a random one."""
     return request.headers.get("x-request-id") or str(body.get("request_id") or new_id())
+
+
+def _natural_end(prompt: list[int], seed: int, natural: int, max_tokens: int | None) -> int:
+    """After how many tokens the model would end by itself; endless unless asked for."""
+    if natural:
+        return natural // 2 + 1 + int.from_bytes(output_state("end", prompt, seed)[:4], "little") % natural
+    return 64 if max_tokens is None else 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,25 +66,33 @@ class Generation:
         limits: list[int],
         name: str,
     ) -> None:
-        """``limits``: tokens that each prompt may generate; ``name``: the request's external id."""
+        """``limits``: tokens that each prompt may generate; ``name``: the request's external id.
+
+        Raises HttpError 500 when the engine is dead.
+        """
         self.replica = replica
         self.sampling = sampling
         self.prompts = prompts
         self.live = replica.live
-        self._requests = [
-            EngineRequest(
-                id=f"{name}-{index}" + (f"_{choice}" if sampling.n > 1 else ""),
-                prompt=prompt,
-                max_tokens=limit,
-                lora=lora,
-                cache_salt=sampling.cache_salt,
-                seed=sampling.choice_seed(choice),
-                watch=sampling.stream,
-            )
-            for index, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
-            for choice in range(sampling.n)
-        ]
+        if self.live.death:
+            raise error(500, ENGINE_DEAD, "InternalServerError")
         self.sequences: list[Sequence] = []
+        self._requests: list[EngineRequest] = []
+        for index, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
+            for choice in range(sampling.n):
+                seed = sampling.choice_seed(choice)
+                end = _natural_end(prompt, seed, replica.options.natural_tokens, sampling.max_tokens)
+                request = EngineRequest(
+                    id=f"{name}-{index}" + (f"_{choice}" if sampling.n > 1 else ""),
+                    prompt=prompt,
+                    max_tokens=min(limit, end),
+                    lora=lora,
+                    cache_salt=sampling.cache_salt,
+                    seed=seed,
+                    watch=sampling.stream,
+                    end_reason="stop" if end <= limit else "length",
+                )
+                self._requests.append(request)
 
     async def __aenter__(self) -> "Generation":
         try:
@@ -90,6 +107,12 @@ class Generation:
         for sequence in self.sequences:
             self.live.leave(sequence)
 
+    async def during(self, chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+        """``chunks``, with the choices in the engine from the first to the last of them."""
+        async with self, aclosing(chunks):
+            async for chunk in chunks:
+                yield chunk
+
     async def finish(self) -> None:
         """Wait for all; HttpError 500 when the engine dies."""
         try:
@@ -99,7 +122,7 @@ class Generation:
         except EngineDead:
             raise error(500, ENGINE_DEAD, "InternalServerError") from None
 
-    async def deltas(self) -> AsyncIterator[Delta]:
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Token by token, as they come; EngineDead when they stop coming."""
         if len(self.sequences) == 1:
             async for delta in self._follow(0):
@@ -130,7 +153,7 @@ class Generation:
             for task in tasks:
                 task.cancel()
 
-    async def _follow(self, index: int) -> AsyncIterator[Delta]:
+    async def _follow(self, index: int) -> AsyncGenerator[Delta, None]:
         sequence = self.sequences[index]
         sent = 0
         while True:

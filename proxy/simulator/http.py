@@ -1,7 +1,7 @@
 """What the route handlers see of a request, and what they answer with; vLLM's error bodies."""
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs
@@ -43,14 +43,14 @@ class Response:
     status: int = 200
     body: bytes = b""
     headers: tuple[tuple[bytes, bytes], ...] = ()
-    stream: AsyncIterator[bytes] | None = field(default=None)
+    stream: AsyncGenerator[bytes, None] | None = field(default=None)
 
 
 def json_response(content: Any, status: int = 200, headers: tuple[tuple[bytes, bytes], ...] = ()) -> Response:
     return Response(status, _encode(content), (JSON_TYPE, *headers))
 
 
-def event_stream(chunks: AsyncIterator[bytes]) -> Response:
+def event_stream(chunks: AsyncGenerator[bytes, None]) -> Response:
     return Response(200, b"", ((b"content-type", b"text/event-stream; charset=utf-8"),), chunks)
 
 

@@ -135,6 +135,8 @@ class Connection(asyncio.Protocol):
             return
         scope, body, keep = self._queue.popleft()
         self._task = self._server.loop.create_task(self._exchange(scope, body, keep))
+        self._server.tasks.add(self._task)
+        self._task.add_done_callback(self._server.tasks.discard)
 
     async def _exchange(self, scope: Scope, body: bytes, keep: bool) -> None:
         exchange = _Exchange(self, body, keep, head=scope["method"] == "HEAD")
@@ -245,6 +247,8 @@ class HttpServer:
         self.keep_alive_secs = keep_alive_secs
         self.loop = asyncio.get_running_loop()
         self.connections: set[Connection] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+        """Requests being answered, also those whose client has left."""
         self.failures: list[Exception] = []
         """What the app raised; those connections were cut."""
         self._placeholder: socket.socket | None = self._bound(port)
@@ -275,6 +279,15 @@ class HttpServer:
         for connection in list(self.connections):
             connection.reset()
 
+    def kill(self) -> None:
+        """Cut every connection and stop whatever was being done for it, as the end of a process does."""
+        current = asyncio.current_task()
+        for connection in list(self.connections):
+            connection.reset()
+        for task in list(self.tasks):
+            if task is not current:
+                task.cancel()
+
     def close_idle(self) -> None:
         """Close the connections that have no request on them."""
         for connection in list(self.connections):
@@ -284,7 +297,7 @@ class HttpServer:
         """Give up the port and cut what is open."""
         self.refuse()
         self._drop_placeholder()
-        self.reset_connections()
+        self.kill()
 
     def _bound(self, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET

@@ -1,7 +1,8 @@
 """Acting out a fault: what happens instead of, or around, a handler (see ``faults`` for the kinds)."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 
 import msgspec
 
@@ -84,16 +85,15 @@ class Misbehaviour:
         whole = response.stream
         length = (b"content-length", str(len(response.body)).encode())
 
-        async def part() -> AsyncIterator[bytes]:
+        async def part() -> AsyncGenerator[bytes, None]:
             if whole is None:
                 yield response.body[: len(response.body) // 2]
             else:
-                sent = 0
-                async for chunk in whole:
-                    if sent >= fault.after:
-                        break
-                    yield chunk
-                    sent += 1
+                async with aclosing(whole) as chunks:
+                    left = fault.after
+                    while left > 0 and (chunk := await anext(chunks, None)) is not None:
+                        yield chunk
+                        left -= 1
             # The bytes must be out before the reset overtakes them.
             await asyncio.sleep(0.02)
             if fault.kind == "stall":

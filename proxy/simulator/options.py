@@ -47,6 +47,9 @@ class ReplicaOptions:
     keep_alive_secs: float = 5.0
     """Idle connections are closed after this, as uvicorn does."""
     max_logprobs: int = 20
+    natural_tokens: int = 0
+    """A completion ends by itself (finish_reason ``stop``) after half to one and a half of this, by prompt and seed;
+    0: only at max_tokens. Requests without max_tokens get 64 then."""
 
     def engine_config(self) -> EngineConfig:
         return EngineConfig(

@@ -1,7 +1,7 @@
 """POST /v1/responses, /v1/messages, /tokenize, /detokenize: reduced, but in vLLM's shapes."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
@@ -22,7 +22,7 @@ from proxy.simulator.http import (
     typed,
 )
 from proxy.simulator.replica import ENGINE_DEAD, Replica
-from proxy.simulator.sampling import check_prompt, find_model, read_sampling
+from proxy.simulator.sampling import check_prompt, find_model, read_prompts, read_sampling, token_ids
 from proxy.simulator.tokenizer import decode, encode, render_chat, token_text
 
 _ANTHROPIC_STOP = {"length": "max_tokens", "stop": "end_turn", "abort": "end_turn"}
@@ -71,8 +71,7 @@ async def responses(replica: Replica, request: Request) -> Response:
         "user": body.get("user"),
     }
     if sampling.stream:
-        await generation.__aenter__()
-        return event_stream(_responses_stream(generation, shell))
+        return event_stream(generation.during(_responses_stream(generation, shell)))
     async with generation:
         await generation.finish()
         return json_response(_finished_response(generation, shell))
@@ -104,7 +103,7 @@ def _finished_response(generation: Generation, shell: dict[str, Any]) -> dict[st
     }
 
 
-async def _responses_stream(generation: Generation, shell: dict[str, Any]) -> AsyncIterator[bytes]:
+async def _responses_stream(generation: Generation, shell: dict[str, Any]) -> AsyncGenerator[bytes, None]:
     number = -1
 
     def event(kind: str, **details: Any) -> bytes:
@@ -127,8 +126,6 @@ async def _responses_stream(generation: Generation, shell: dict[str, Any]) -> As
         yield event("response.completed", response=done)
     except EngineDead:
         yield event("error", **error_body(ENGINE_DEAD, "InternalServerError", 500)["error"])
-    finally:
-        await generation.__aexit__(None, None, None)
 
 
 async def messages(replica: Replica, request: Request) -> Response:
@@ -158,8 +155,7 @@ async def messages(replica: Replica, request: Request) -> Response:
         "stop_reason": None,
     }
     if sampling.stream:
-        await generation.__aenter__()
-        return event_stream(_messages_stream(generation, shell))
+        return event_stream(generation.during(_messages_stream(generation, shell)))
     async with generation:
         await generation.finish()
         sequence = generation.sequences[0]
@@ -187,7 +183,7 @@ def _anthropic_usage(generation: Generation) -> dict[str, int]:
     }
 
 
-async def _messages_stream(generation: Generation, shell: dict[str, Any]) -> AsyncIterator[bytes]:
+async def _messages_stream(generation: Generation, shell: dict[str, Any]) -> AsyncGenerator[bytes, None]:
     def event(kind: str, **details: Any) -> bytes:
         return named_sse(kind, {"type": kind, **details})
 
@@ -203,8 +199,6 @@ async def _messages_stream(generation: Generation, shell: dict[str, Any]) -> Asy
         yield event("message_stop")
     except EngineDead:
         yield event("error", error={"type": "InternalServerError", "message": ENGINE_DEAD})
-    finally:
-        await generation.__aexit__(None, None, None)
 
 
 async def tokenize(replica: Replica, request: Request) -> Response:
@@ -216,6 +210,35 @@ async def tokenize(replica: Replica, request: Request) -> Response:
     return json_response(
         {"count": len(ids), "max_model_len": replica.options.context, "tokens": ids, "token_strs": strings}
     )
+
+
+async def render(replica: Replica, request: Request) -> Response:
+    """What a completion or a chat would hand to /inference/v1/generate: one object a prompt (a chat: just the one)."""
+    body = parse_object(request)
+    chat = request.path.startswith("/v1/chat/")
+    prompts = [read_messages(body)] if chat else [token_ids(prompt) for prompt in read_prompts(body)]
+    find_model(replica, body.get("model"))
+    parameters = {"temperature": body.get("temperature", 1.0), "max_tokens": body.get("max_tokens")}
+    prefix = "chatcmpl" if chat else "cmpl"
+    rendered = [
+        {
+            "request_id": f"{prefix}-{new_id()}",
+            "token_ids": ids,
+            "features": None,
+            "sampling_params": parameters,
+            "model": body.get("model"),
+            "stream": bool(body.get("stream")),
+            "stream_options": body.get("stream_options"),
+            "cache_salt": body.get("cache_salt"),
+            "priority": 0,
+        }
+        for ids in prompts
+    ]
+    return json_response(rendered[0] if chat else rendered)
+
+
+async def count_tokens(replica: Replica, request: Request) -> Response:
+    return json_response({"input_tokens": len(read_messages(parse_object(request)))})
 
 
 async def detokenize(replica: Replica, request: Request) -> Response:

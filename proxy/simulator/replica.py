@@ -59,7 +59,7 @@ class Replica:
         cpu = options.max_cpu_loras if options.max_cpu_loras is not None else options.max_loras
         self.slots = AdapterSlots(self._read, options.max_loras, max(cpu, options.max_loras))
         self._live = LiveEngine(Engine(options.engine_config(), self.slots))
-        self._live.on_death = lambda: self.die(None)
+        self._live.on_death = self._engine_died
 
     @property
     def live(self) -> LiveEngine:
@@ -73,6 +73,11 @@ class Replica:
     def die(self, secs: float | None) -> None:
         """The process ends; it is back, empty, after ``secs`` (None: when somebody starts it)."""
         self.on_restart(secs)
+
+    def _engine_died(self) -> None:
+        # vLLM answers 500 to those who wait, then shuts its server down.
+        live = self.live
+        asyncio.get_running_loop().call_later(0.05, lambda: self.die(None) if self._live is live else None)
 
     # Adapters, as OpenAIServingModels keeps them
 

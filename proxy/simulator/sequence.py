@@ -22,6 +22,8 @@ class EngineRequest:
     cache_salt: str | None = None
     seed: int = 0
     watch: bool = False
+    end_reason: str = "length"
+    """Why it ends at ``max_tokens``."""
 
 
 @dataclass(slots=True, eq=False)

@@ -5,6 +5,7 @@ What is ours lies below /_sim: GET /_sim/state, and GET, POST (one fault or a li
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +60,9 @@ def _routes() -> dict[str, Route]:
         "/inference/v1/generate": post("completion", chat.generate, generates=True),
         "/tokenize": post("tokenize", other_apis.tokenize),
         "/detokenize": post("detokenize", other_apis.detokenize),
+        "/v1/completions/render": post("render", other_apis.render),
+        "/v1/chat/completions/render": post("render", other_apis.render),
+        "/v1/messages/count_tokens": post("count_tokens", other_apis.count_tokens),
         "/v1/load_lora_adapter": post("load", admin.load_lora, "lora"),
         "/v1/unload_lora_adapter": post("unload", admin.unload_lora, "lora"),
         "/pause": post("pause", admin.pause, "dev"),
@@ -115,7 +119,8 @@ class App:
             await _write(refusal or Response(404), send)
             return
         fault = self.replica.faults.take(name, _subject(request), self.replica.live.now())
-        watcher = _cancel_when_gone(receive) if route.generates or (fault and fault.kind == "hang") else None
+        silent = fault is not None and fault.kind in ("hang", "stall")
+        watcher = _cancel_when_gone(receive) if route.generates or silent else None
         try:
             await self._answer(route, request, fault, connection, send)
         except asyncio.CancelledError:
@@ -168,7 +173,9 @@ class App:
                 for spec in specs if isinstance(specs, list) else [specs]:
                     added = replica.faults.add_json(spec, replica.live.now())
                     if added.kind == "refuse" and added.route == "any":
+                        # This answer goes out first.
                         asyncio.get_running_loop().call_later(0.05, replica.on_refuse, added.secs)
+                        replica.faults.remove(added)
             elif request.method == "DELETE":
                 replica.faults.clear(request.query().get("route", [None])[-1])
             return json_response({"faults": replica.faults.active})
@@ -221,6 +228,7 @@ async def _write(response: Response, send: Send) -> None:
     if response.stream is None:
         await send({"type": "http.response.body", "body": response.body})
         return
-    async for chunk in response.stream:
-        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    async with contextlib.aclosing(response.stream) as chunks:
+        async for chunk in chunks:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
