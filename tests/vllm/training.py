@@ -39,14 +39,16 @@ class Training:
         return [float(line[key]) for line in self.lines if line["kind"] == "log" and key in line]
 
 
-async def train(url: str, out: Path, *, limit_secs: float = 240, **settings: object) -> Training:
+async def train(url: str, out: Path, *, size: str = "tiny", limit_secs: float = 240, **settings: object) -> Training:
     """A run against the endpoint `url` with its files in `out`; `settings` are the variables of trainer.py, lower case.
+
+    `size` is the model's, as in tiny_model.py, and must be what the replicas serve.
 
     Raises AssertionError with the end of the output when the run fails or takes longer than `limit_secs`.
     """
     log, before = _log_in(out)
     env = {key: value for key, value in os.environ.items() if not key.startswith(("VLLM_", "LORAFLEET_"))}
-    env |= {"BASE_URL": url, "MODEL": str(model_directory() / "model"), "OUT": str(out), "OMP_NUM_THREADS": "1"}
+    env |= {"BASE_URL": url, "MODEL": str(model_directory(size) / "model"), "OUT": str(out), "OMP_NUM_THREADS": "1"}
     env |= {key.upper(): str(value) for key, value in settings.items()}
     process = spawn([str(real_python()), str(HERE / "trainer.py")], log, cwd=out, env=env)
     try:
