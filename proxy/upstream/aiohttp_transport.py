@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import io
 import ssl
 import weakref
@@ -240,19 +239,27 @@ def _lines(headers: Headers, token: str | None) -> list[tuple[str, str]]:
 def _closed_in_silence(exc: BaseException) -> bool:
     if isinstance(exc, aiohttp.ServerDisconnectedError):
         return isinstance(exc.message, str)  # otherwise it is the part of the head that came
-    return isinstance(exc, ConnectionResetError) or (
-        isinstance(exc, OSError) and exc.errno in (errno.ECONNRESET, errno.EPIPE)
-    )
+    return isinstance(_root(exc), ConnectionResetError | BrokenPipeError)
+
+
+def _root(exc: BaseException) -> BaseException:
+    """The operating system's exception in one of aiohttp's."""
+    if isinstance(exc, aiohttp.ClientConnectorCertificateError):
+        return exc.certificate_error
+    if isinstance(exc, aiohttp.ClientConnectorError):
+        return exc.os_error
+    if isinstance(exc, aiohttp.ClientOSError):
+        if exc.errno is None and exc.__cause__ is not None:  # while writing the body
+            return exc.__cause__
+        return exc if exc.errno is None else OSError(exc.errno, "")  # makes ConnectionResetError of ECONNRESET
+    return exc
 
 
 def _words(exc: BaseException) -> str:
     if isinstance(exc, aiohttp.ClientConnectorDNSError):
         return "name not resolved"
-    if isinstance(exc, aiohttp.ClientConnectorError | aiohttp.ClientConnectorCertificateError):
-        inner = exc.certificate_error if isinstance(exc, aiohttp.ClientConnectorCertificateError) else exc.os_error
-        return words(inner)
     if isinstance(exc, aiohttp.ServerDisconnectedError):
         return words(None)
     if isinstance(exc, aiohttp.ClientPayloadError):
         return "response cut short"
-    return words(exc)
+    return words(_root(exc))
