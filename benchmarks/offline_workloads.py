@@ -1,0 +1,92 @@
+"""Workloads for the offline benchmark: rollouts of one or more turns, as an RL trainer sends them."""
+
+from dataclasses import dataclass
+from random import Random
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What the client adds to the conversation before it asks, and how many tokens the answer has."""
+
+    tokens: list[int]
+    answer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One conversation; a further turn is asked when the answer of the last one is there."""
+
+    model: str
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Rollouts in the order in which the client begins them."""
+
+    name: str
+    rollouts: list[Rollout]
+    goal: float = 0.99
+
+
+def grouped(
+    prompts: int,
+    *,
+    group: int = 8,
+    length: int = 600,
+    shared: int = 48,
+    turns: int = 1,
+    answer: int = 48,
+    models: int = 1,
+    publish_every: int = 0,
+    interleave: int = 1,
+    seed: int = 1,
+    name: str = "grouped",
+    goal: float = 0.99,
+) -> Workload:
+    """`prompts` prompts of `length` tokens that share their first `shared`, each asked `group` times.
+
+    The members of `interleave` groups are sent in random order; a new model name is used every `publish_every` requests.
+    """
+    random = Random(seed)
+    preamble = [random.randrange(3, 150_000) for _ in range(shared)]
+    groups = []
+    for _ in range(prompts):
+        own = [random.randrange(3, 150_000) for _ in range(length - shared)]
+        groups.append(
+            [
+                tuple(
+                    Turn(
+                        preamble + own if turn == 0 else [random.randrange(3, 150_000) for _ in range(200)],
+                        max(4, round(answer * random.uniform(0.5, 1.5))),
+                    )
+                    for turn in range(turns)
+                )
+                for _ in range(group)
+            ]
+        )
+    order = []
+    for start in range(0, prompts, interleave):
+        some = groups[start : start + interleave]
+        window = [conversation for members in some for conversation in members]
+        if interleave > 1:
+            random.shuffle(window)
+        order.extend(window)
+    rollouts = []
+    for at, conversation in enumerate(order):
+        model = f"policy-v{at // publish_every + 1}" if publish_every else f"policy-{at // group % models}"
+        rollouts.append(Rollout(model, conversation))
+    return Workload(name, rollouts, goal)
+
+
+def standard(prompts: int = 80) -> list[Workload]:
+    """The rows of the comparison."""
+    return [
+        grouped(prompts, name="grouped rollouts"),
+        grouped(prompts, interleave=8, name="interleaved groups"),
+        grouped(max(8, prompts // 4), turns=4, name="four-turn trees", goal=0.985),
+        grouped(prompts, length=2600, shared=2000, name="2,000-token preamble"),
+        grouped(prompts, publish_every=200, name="publish every 200"),
+        grouped(prompts, models=4, name="four adapters"),
+        grouped(1, group=prompts * 4, name="one hot group"),
+    ]
