@@ -33,7 +33,7 @@ STRIKES = 3
 """Health checks in a row that a READY replica may leave unanswered; a refused connection needs no second one."""
 
 FIRST_DELAY_SECS = 0.05
-LONGEST_DELAY_SECS = 2.0
+LONGEST_DELAY_SECS = 1.0
 
 
 class Watched:
@@ -129,6 +129,7 @@ class Reconciler:
             fleet.observed(index, seen.adapters, paused=seen.paused)
         if replica.facts is None or replica.state is State.DOWN:
             fleet.learn(index, await plane.calls.facts(endpoint, seen, settings.health_timeout_secs))
+        if replica.stale_cache or endpoint.base not in plane.known:
             await self._first_contact(replica)
         self._first.setdefault(index, seen)
         if not await self._adopt():
@@ -190,15 +191,13 @@ class Reconciler:
         """A replica whose past no journal tells may hold cached blocks under any name: empty its cache once, or treat
         every name as used while that is refused (it answers success: false while anything runs)."""
         plane = self._plane
-        if replica.endpoint.base in plane.known and not replica.stale_cache:
-            return
         answer = await plane.calls.post(replica.endpoint, "/reset_prefix_cache", plane.settings.admin_timeout_secs)
         replica.stale_cache = answer.ok and b'"success":false' in answer.body.replace(b" ", b"")
         if not replica.stale_cache:
             plane.known |= {replica.endpoint.base}
 
     async def _adopt(self) -> bool:
-        """Once, without a journal: what all replicas hold alike is taken over. False while replicas are still unseen."""
+        """Once, without a journal: what all replicas hold alike is taken over. False while a replica is unseen."""
         plane, fleet = self._plane, self._plane.fleet
         if self._adopted:
             return True

@@ -1,0 +1,144 @@
+"""The command line: parses and prints, decides nothing. Exit codes: 0 done, 1 refused or failed, 2 wrong usage."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import click
+import typer
+
+import trainer_client.cli
+from proxy import __version__
+from proxy.config import DEFAULTS, Options, build
+from proxy.errors import ConfigError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="One endpoint in front of a fleet of vLLM replicas, for reinforcement learning with LoRA adapters.",
+)
+trainer_client.cli.register(app)
+
+
+def _flag(name: str, help_: str, **more: Any) -> Any:
+    """An option with its LORAFLEET_ variable; the default is shown and filled in later, so that TOML can come between."""
+    default = getattr(DEFAULTS, name)
+    if default not in (None, ()) and not isinstance(default, bool):
+        help_ += f" [default: {default:g}]" if isinstance(default, float) else f" [default: {default}]"
+    dashed = "--" + name.replace("_", "-")
+    return typer.Option(dashed, envvar=f"LORAFLEET_{name.upper()}", help=help_, show_default=False, **more)
+
+
+@app.command()
+def serve(
+    urls: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="URL...", help="One URL per vLLM replica (or LORAFLEET_REPLICAS, or --config)."),
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option("--config", envvar="LORAFLEET_CONFIG", help="TOML file: flags by name, and [[replica]] tables."),
+    ] = None,
+    host: Annotated[str | None, _flag("host", "Address to listen on.")] = None,
+    port: Annotated[int | None, _flag("port", "Port to listen on; 0 takes a free one.")] = None,
+    token_env: Annotated[
+        str | None,
+        _flag("token_env", "Environment variable with the Bearer token for every replica. [default: HF_TOKEN if set]"),
+    ] = None,
+    token_file: Annotated[
+        str | None, _flag("token_file", "File with the token instead; read again when it changes.")
+    ] = None,
+    api_key_env: Annotated[
+        str | None, _flag("api_key_env", "Environment variable with the key that clients must send.")
+    ] = None,
+    insecure_no_auth: Annotated[
+        bool | None,
+        _flag("insecure_no_auth", "Serve other machines without a key. Everybody who reaches it is trusted."),
+    ] = None,
+    policy: Annotated[
+        str | None, _flag("policy", "How to route: prefix, consistent_hash, least_loaded or round_robin.")
+    ] = None,
+    pause: Annotated[
+        str | None,
+        _flag("pause", "eager: /pause stops the replicas. lazy: a keep-pause is remembered, adapter loads need none."),
+    ] = None,
+    pause_lease_secs: Annotated[
+        float | None, _flag("pause_lease_secs", "A pause that nobody ends is ended after this; 0 = never.")
+    ] = None,
+    pause_queue: Annotated[
+        int | None, _flag("pause_queue", "Requests that may wait at the proxy while it is paused or nobody is ready.")
+    ] = None,
+    load_deadline_secs: Annotated[
+        float | None, _flag("load_deadline_secs", "How long a replica may take to see and load an adapter.")
+    ] = None,
+    adapter_root: Annotated[
+        list[str] | None, _flag("adapter_root", "Adapters must lie below it; may be given more than once.")
+    ] = None,
+    min_ready: Annotated[
+        int | None,
+        _flag("min_ready", "/health is 503 until so many have been ready once. [default: all replicas]"),
+    ] = None,
+    state_dir: Annotated[
+        str | None,
+        _flag("state_dir", "Journal of the desired state. [default: ~/.local/state/lorafleet/PORT]"),
+    ] = None,
+    max_body_mib: Annotated[int | None, _flag("max_body_mib", "Largest request body, in MiB.")] = None,
+    wait_ready_secs: Annotated[
+        float | None, _flag("wait_ready_secs", "How long a request waits for a replica before it gets 503.")
+    ] = None,
+    unload_drain_secs: Annotated[
+        float | None, _flag("unload_drain_secs", "How long completions under an unloaded name may go on.")
+    ] = None,
+    probe_secs: Annotated[float | None, _flag("probe_secs", "Time between two looks at a replica.")] = None,
+    strict: Annotated[bool | None, _flag("strict", "A replica that is down fails loads, pauses and the like.")] = None,
+    verify_load: Annotated[
+        bool | None, _flag("verify_load", "After a load, prove by log-probabilities that all replicas serve it.")
+    ] = None,
+    transport: Annotated[
+        str | None, _flag("transport", "Connections to replicas: lean (fewer layers) or aiohttp.")
+    ] = None,
+    log_level: Annotated[str | None, _flag("log_level", "debug, info, warning or error.")] = None,
+) -> None:
+    """Make the replicas look like one vLLM server."""
+    given = dict(locals())
+    options = Options(**{key: value for key, value in given.items() if key not in ("urls", "config") and value != []})
+    from proxy.server import run_server
+
+    run_server(build(urls or [], options, config=config))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+def main() -> None:
+    """Run the command; one line on stderr when the usage is wrong."""
+    try:
+        code = app(standalone_mode=False)
+    except ConfigError as error:
+        _say(error.message)
+        sys.exit(2)
+    except click.exceptions.NoArgsIsHelpError as error:
+        typer.echo(error.ctx.get_help() if error.ctx else error.format_message())
+        sys.exit(2)
+    except click.UsageError as error:
+        _say(f"{error.format_message()} (see lorafleet --help)")
+        sys.exit(2)
+    except click.ClickException as error:
+        _say(error.format_message())
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _say(message: str) -> None:
+    print(f"lorafleet: {' '.join(message.split())}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""Wiring: one ASGI application out of fleet, control plane and data path, and its start and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+import proxy
+from proxy.config import Settings, check_url
+from proxy.control.adapters import AdapterChanges
+from proxy.control.journal import Journal
+from proxy.control.membership import Membership
+from proxy.control.plane import Plane
+from proxy.control.reconcile import Reconciler
+from proxy.control.records import TransactionRecord
+from proxy.control.switches import Switches
+from proxy.errors import BadRequest, ConfigError, LorafleetError, MethodNotAllowed, NotFound, Unauthorized
+from proxy.fleet import Fleet
+from proxy.metrics import Metrics
+from proxy.routing.router import Router
+from proxy.upstream.aiohttp_transport import AiohttpTransport
+from proxy.upstream.lean_transport import LeanTransport
+from proxy.upstream.transport import Endpoint, Transport
+from proxy.upstream.vllm import VllmCalls
+from proxy.web.asgi import Receive, Scope, Send, send_error
+from proxy.web.control import ControlApi, error_response
+from proxy.web.control import Endpoint as HttpEndpoint
+from proxy.web.fleet_api import FleetApi
+from proxy.web.fleet_view import Settings as ViewSettings
+from proxy.web.forward import Forwarder, ForwardSettings
+from proxy.web.history import History
+from proxy.web.page import status_page
+
+logger = logging.getLogger("lorafleet")
+
+ROUTED = frozenset(
+    {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/inference/v1/generate"}
+)
+TO_ANY = frozenset(
+    {
+        "/tokenize",
+        "/detokenize",
+        "/v1/completions/render",
+        "/v1/chat/completions/render",
+        "/v1/completions/derender",
+        "/v1/chat/completions/derender",
+        "/v1/messages/count_tokens",
+    }
+)
+OPEN = frozenset({("GET", "/health"), ("GET", "/ping"), ("GET", "/"), ("HEAD", "/")})
+"""Answered without the API key: how many replicas are ready, and the empty status page (which asks for the key)."""
+
+
+@dataclass(slots=True)
+class Parts:
+    """Everything that was wired, for the lifespan and for tests."""
+
+    fleet: Fleet
+    transport: Transport
+    plane: Plane
+    adapters: AdapterChanges
+    switches: Switches
+    reconciler: Reconciler
+    forwarder: Forwarder
+    metrics: Metrics
+    history: History
+
+
+class App:
+    """The ASGI application. `parts` are its organs; `on_started` runs once it accepts requests."""
+
+    def __init__(self, settings: Settings, on_started: Callable[[], None] = lambda: None) -> None:
+        self._settings = settings
+        self._on_started = on_started
+        self._key = settings.api_key.value.encode() if settings.api_key else None
+        self._ticker: asyncio.Task[None] | None = None
+        fleet = Fleet(settings.endpoints, Router(settings.policy))
+        history = History()
+        transport: Transport = AiohttpTransport() if settings.transport == "aiohttp" else LeanTransport()
+        metrics = Metrics(fleet)
+        calls = VllmCalls(transport)
+
+        def on_record(record: TransactionRecord) -> None:
+            metrics.transaction(record)
+            history.mark(record.kind, record.outcome, record.name)
+
+        journal = Journal(settings.state_dir, [endpoint.base for endpoint in settings.endpoints])
+        plane = Plane(fleet, calls, journal, settings.control, on_record=on_record)
+        adapters, switches = AdapterChanges(plane), Switches(plane, metrics.pause_lease_expired)
+        reconciler = Reconciler(plane)
+        forwarder = Forwarder(
+            fleet,
+            transport,
+            ForwardSettings(settings.max_body_bytes, settings.wait_ready_secs, settings.pause_queue),
+            metrics,
+        )
+        self.parts = Parts(fleet, transport, plane, adapters, switches, reconciler, forwarder, metrics, history)
+        view = ViewSettings(
+            proxy.__version__,
+            settings.policy,
+            settings.pause_mode,
+            settings.min_ready,
+            settings.control.pause_lease_secs,
+        )
+        membership = Membership(fleet, reconciler, self._endpoint)
+        self._control = ControlApi(adapters, switches)
+        self._post_only = ROUTED | TO_ANY | self._control.routes.keys()
+        self._fleet_api = FleetApi(fleet, plane, switches, membership, calls, metrics, history, view)
+        plane.open()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._http(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        else:  # no websocket is part of the contract
+            await send({"type": "websocket.close", "code": 1003})
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        method, path = scope["method"], scope["path"]
+        if self._key is not None and (method, path) not in OPEN and not self._authorized(scope):
+            await send_error(send, Unauthorized("send the API key as `Authorization: Bearer ...`"))
+            return
+        if method == "POST" and path in ROUTED:
+            await self.parts.forwarder.completion(scope, receive, send)
+            return
+        endpoint = self._control.routes.get(path) if method == "POST" else None
+        endpoint = endpoint or self._fleet_api.endpoint(method, path)
+        if endpoint is not None:
+            await self._answer(endpoint, scope, receive, send)
+        elif path == "/" and method in ("GET", "HEAD"):
+            await status_page(scope, receive, send)
+        elif path in TO_ANY if method == "POST" else method == "GET" and path not in self._post_only:
+            await self.parts.forwarder.to_any(scope, receive, send)
+        elif path in self._post_only:
+            await send_error(send, MethodNotAllowed(f"{path} is asked with POST"))
+        else:
+            await send_error(send, NotFound(f"lorafleet does not forward {method} {path}"))
+
+    async def _answer(self, endpoint: HttpEndpoint, scope: Scope, receive: Receive, send: Send) -> None:
+        response: Response
+        try:
+            if scope["method"] != "GET":
+                _refuse_other_sites(scope)
+            response = await endpoint(Request(scope, receive))
+        except LorafleetError as error:
+            response = error_response(error)
+        await response(scope, receive, send)
+
+    def _authorized(self, scope: Scope) -> bool:
+        assert self._key is not None
+        for name, value in scope["headers"]:
+            if name == b"authorization":
+                scheme, _, given = value.partition(b" ")
+                return bool(scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), self._key))
+            if name == b"x-api-key":
+                return hmac.compare_digest(value.strip(), self._key)
+        return False
+
+    def _endpoint(self, url: object) -> Endpoint:
+        try:
+            return Endpoint(check_url(url, "url"), self._settings.default_token)
+        except ConfigError as error:
+            raise BadRequest(error.message, param="url") from None
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        await self.start()
+        await send({"type": "lifespan.startup.complete"})
+        self._on_started()
+        await receive()
+        await self.stop()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def start(self) -> None:
+        self.parts.switches.arm_lease()
+        self.parts.reconciler.start()
+        self._ticker = asyncio.get_running_loop().create_task(self._tick())
+
+    async def stop(self) -> None:
+        if self._ticker is not None:
+            self._ticker.cancel()
+        self.parts.switches.stop()
+        await self.parts.reconciler.stop()
+        await self.parts.plane.stop()
+        await self.parts.transport.close()
+
+    async def _tick(self) -> None:
+        """Once a second: a sample for the page, and how late the event loop is."""
+        clock, metrics = self.parts.fleet.clock, self.parts.metrics
+        started = due = clock()
+        while True:
+            due += 1.0
+            await asyncio.sleep(max(0.0, due - clock()))
+            metrics.loop_lag(max(0.0, clock() - due))
+            due = max(due, clock() - 1.0)
+            self.parts.history.tick(clock() - started, metrics.reading())
+
+
+def _refuse_other_sites(scope: Scope) -> None:
+    """A web page elsewhere can make a browser on this machine POST here. Raises BadRequest when a browser says so."""
+    origin = host = b""
+    for name, value in scope["headers"]:
+        if name == b"origin":
+            origin = value
+        elif name == b"host":
+            host = value
+    if origin and origin.partition(b"://")[2] != host:
+        raise BadRequest("a page of another site may not control the fleet")
