@@ -88,7 +88,7 @@ END
     printf '%s\n' "$OTHERS" >>"$VENV/requirements.txt"
     pip_install -r "$VENV/requirements.txt" "$TORCH"
     "$VENV/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec 2>/dev/null || true
-    VLLM_LOGGING_LEVEL=WARNING HF_HUB_OFFLINE=1 "$VENV/bin/python" - <<'END' || die "what was installed does not work"
+    VLLM_LOGGING_LEVEL=ERROR HF_HUB_OFFLINE=1 "$VENV/bin/python" - <<'END' || die "what was installed does not work"
 import torch, trl, peft
 from vllm.platforms import current_platform
 current_platform.import_kernels()
