@@ -99,6 +99,7 @@ class Engine:
         self.now = 0.0
         self.paused: str | None = None
         """None, ``new`` (running ones go on, new ones wait) or ``all``."""
+        self._reported = (0, 0)
         self._weights = weights if weights is not None else NamedWeights()
         self._step: _Step | None = None
         self._news: dict[Sequence, None] = {}
@@ -159,6 +160,7 @@ class Engine:
         if mode == "abort":
             self._abort([*self.running, *self.waiting])
         if mode == "keep":
+            self._reported = self.load
             self.paused, self._step = "all", None
         else:
             self.paused = "new"
@@ -169,6 +171,11 @@ class Engine:
         if clear_cache:
             self.reset_prefix_cache(now, running_too=True)
         return True
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Requests running and waiting, as vLLM reports them: a frozen engine takes no steps and reports nothing new."""
+        return self._reported if self.paused == "all" else (len(self.running), len(self.waiting))
 
     @property
     def drained(self) -> bool:

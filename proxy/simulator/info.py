@@ -143,8 +143,9 @@ async def metrics(replica: Replica, request: Request) -> Response:
     def plain(name: str, kind: str, help_text: str, value: float) -> None:
         metric(name, kind, help_text, {labels: value})
 
-    plain("vllm:num_requests_running", "gauge", "Number of requests in model execution batches.", len(engine.running))
-    plain("vllm:num_requests_waiting", "gauge", "Number of requests waiting to be processed.", len(engine.waiting))
+    running, waiting = engine.load
+    plain("vllm:num_requests_running", "gauge", "Number of requests in model execution batches.", running)
+    plain("vllm:num_requests_waiting", "gauge", "Number of requests waiting to be processed.", waiting)
     usage = engine.pool.used / engine.pool.capacity
     plain("vllm:kv_cache_usage_perc", "gauge", "KV-cache usage. 1 means 100 percent usage.", usage)
     plain("vllm:prefix_cache_queries_total", "counter", "Prefix cache queries, in terms of tokens.", counters.queries)
@@ -160,9 +161,9 @@ async def metrics(replica: Replica, request: Request) -> Response:
     }
     metric("vllm:request_success_total", "counter", "Count of successfully processed requests.", by_reason)
     if options.enable_lora:
-        running = ",".join(sorted({s.request.lora.name for s in engine.running if s.request.lora}))
-        waiting = ",".join(sorted({s.request.lora.name for s in engine.waiting if s.request.lora}))
-        lora = f'max_lora="{options.max_loras}",running_lora_adapters="{running}",waiting_lora_adapters="{waiting}"'
+        busy = ",".join(sorted({s.request.lora.name for s in engine.running if s.request.lora}))
+        queued = ",".join(sorted({s.request.lora.name for s in engine.waiting if s.request.lora}))
+        lora = f'max_lora="{options.max_loras}",running_lora_adapters="{busy}",waiting_lora_adapters="{queued}"'
         metric("vllm:lora_requests_info", "gauge", "Running stats on lora requests.", {lora: time.time()})
     cache = f'block_size="{options.block_size}",engine="0",num_gpu_blocks="{options.capacity_blocks}"'
     metric("vllm:cache_config_info", "gauge", "Information of the LLMEngine CacheConfig", {cache: 1.0})

@@ -185,6 +185,7 @@ async def metrics(server: Server) -> None:
             "vllm:prefix_cache_queries_total": 80,
             "vllm:prefix_cache_hits_total": 32,
         }
+        assert "vllm:lora_requests_info{" in (await client.http.get("/metrics")).text
 
 
 async def _counters(client: Client) -> dict[str, float]:
@@ -193,7 +194,7 @@ async def _counters(client: Client) -> dict[str, float]:
     names = ("prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits")
     wanted = {f"vllm:{name}_total": 0.0 for name in names}
     text = (await client.http.get("/metrics")).text
-    assert "vllm:kv_cache_usage_perc{" in text and "vllm:lora_requests_info{" in text
+    assert "vllm:kv_cache_usage_perc{" in text
     for line in text.splitlines():
         name = line.partition("{")[0]
         if name in wanted and 'model_name="base"' in line:
@@ -242,7 +243,14 @@ async def prompt_forms(server: Server) -> None:
     async with server.client() as client:
 
         async def ask(prompt: Any, **more: Any) -> dict[str, Any]:
-            body = {"model": "base", "prompt": prompt, "max_tokens": 2, "temperature": 0, "return_token_ids": True, **more}
+            body = {
+                "model": "base",
+                "prompt": prompt,
+                "max_tokens": 2,
+                "temperature": 0,
+                "return_token_ids": True,
+                **more,
+            }
             answer = await client.http.post("/v1/completions", json=body)
             assert answer.status_code == 200, answer.text
             return dict(answer.json())
@@ -302,7 +310,14 @@ async def unknown_model(server: Server) -> None:
 async def stream_shape(server: Server) -> None:
     async with server.client() as client:
         prompt = fresh_prompt(40)
-        body = {"model": "base", "prompt": prompt, "max_tokens": 4, "temperature": 0, "ignore_eos": True, "stream": True}
+        body = {
+            "model": "base",
+            "prompt": prompt,
+            "max_tokens": 4,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
         answer = await client.http.post("/v1/completions", json={**body, "return_token_ids": True})
         assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
         *chunks, done = events(answer.text)
@@ -517,9 +532,10 @@ async def pause_keep_freezes_and_queues(server: Server) -> None:
     async with server.client() as client, a_long_completion(client) as running:
         await client.http.post("/pause", params={"mode": "keep"})
         late = asyncio.create_task(client.complete("base", fresh_prompt(20)))
-        await client.until_running(2)
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.3)
         assert not running.done() and not late.done()
+        # A frozen engine reports nothing new: the late one is not among these.
+        assert await client.running() == 1
         assert (await client.load(name, server.adapters[0])).status_code == 200
         await client.http.post("/resume")
         assert len((await late).ids) == 8
