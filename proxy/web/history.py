@@ -15,10 +15,10 @@ ROUTES = ("affinity", "spill", "new", "fallback")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the counters stand at. All grow with the proxy's life but `in_flight`, `waiting` and `ready`.
+    """What the counters stand at. All grow with the proxy's life but the last four.
 
-    `routes` follows `ROUTES`; `prompt_tokens`, `predicted` and `actual` are tokens: asked, expected to be cached, and
-    cached as the replicas said.
+    `routes` follows `ROUTES`; `prompt_tokens`, `predicted` and `actual` are tokens of the requests whose replica
+    said how much it reused: in their prompts, expected to be cached, and cached.
     """
 
     routes: tuple[int, int, int, int] = (0, 0, 0, 0)
@@ -27,6 +27,7 @@ class Reading:
     actual: int = 0
     in_flight: int = 0
     waiting: int = 0
+    blocks: int = 0
     ready: int = 0
 
 
