@@ -177,8 +177,8 @@ def _client(url: str, api_key_env: str) -> FleetClient:
     from trainer_client.client import FleetClient
 
     key = os.environ.get(api_key_env)
-    if key is None and api_key_env != DEFAULT_KEY_ENV:
-        raise typer.BadParameter(f"--api-key-env names {api_key_env}, which is not set")
+    if not key and api_key_env != DEFAULT_KEY_ENV:
+        raise typer.BadParameter(f"--api-key-env names {api_key_env}, which is not set or empty")
     with _usage():
         return FleetClient(url, api_key=key or "")
 

@@ -273,6 +273,6 @@ def _checked_key(key: str) -> str:
 
 def _shown(url: str) -> str:
     """The URL without user information, which may hold a password."""
-    scheme, separator, rest = url.partition("://")
+    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
     host, slash, path = rest.partition("/")
     return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"

@@ -259,8 +259,8 @@ class AdapterPublisher:
             name = version_name(self.name, old)
             try:
                 assert self._client is not None  # without one nothing is listed
-                self._client.unload(name, missing_ok=True)
-                unloaded.append(name)
+                if self._client.unload(name, missing_ok=True):
+                    unloaded.append(name)
             except FleetError as error:
                 warnings.append(f"{name} was not unloaded: {error}")
         failpoint.reach("unloaded")

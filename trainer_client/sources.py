@@ -29,7 +29,7 @@ _DTYPES = {
 _WITH_ADAPTER = re.compile(r"^(?P<head>.+\.lora_(?:A|B))\.(?P<adapter>[^.]+)\.(?P<tail>weight|bias)$")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Weights:
     """An adapter in memory: tensors (torch or numpy) by their PEFT names, and its configuration."""
 
@@ -98,7 +98,8 @@ def write(source: Weights | Path, target: str) -> None:
 
 def tensor_bytes(name: str, tensor: Any) -> TensorBytes:
     """The bytes of a torch tensor or a numpy array, row-major and little-endian, without a copy where possible."""
-    kind = str(getattr(tensor, "dtype", type(tensor).__name__)).removeprefix("torch.").lstrip("<>=|")
+    dtype = getattr(tensor, "dtype", None)
+    kind = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
     if hasattr(tensor, "detach"):
         tensor = _local(tensor)
         size = tensor.numel() * tensor.element_size()
