@@ -79,8 +79,8 @@ class Forwarder:
         lines = [(b"x-lorafleet-replica", b"%d" % held.replica.index)]
         decision, served = held.decision, held.served
         if decision is not None:
-            lines.append((b"x-lorafleet-route", decision.reason.encode()))
-            lines.append((b"x-lorafleet-predicted-cached-tokens", b"%d" % decision.predicted_cached_tokens))
+            lines.append((b"x-lorafleet-route", decision.route.encode()))
+            lines.append((b"x-lorafleet-predicted-cached-tokens", b"%d" % decision.cached_tokens))
         if served is not None and served.adapter:
             lines.append((b"x-lorafleet-adapter", served.name.encode()))
             if served.digest is not None:

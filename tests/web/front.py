@@ -7,16 +7,17 @@ import contextlib
 import json
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
-from proxy.routing.router import Router
+from uvicorn.server import ServerState
 
 from proxy.control.desired import Adapter, Desired
 from proxy.fleet import Facts, Fleet
 from proxy.replica_state import Event
+from proxy.routing.router import Router
 from proxy.upstream.aiohttp_transport import AiohttpTransport
 from proxy.upstream.transport import Endpoint
 from proxy.web.asgi import Receive, Scope, Send
@@ -48,12 +49,6 @@ class Notes(Silent):
         self.now_waiting = count
 
 
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 @dataclass
 class Front:
     """A running proxy: only its data path."""
@@ -63,6 +58,7 @@ class Front:
     notes: Notes
     port: int = 0
     errors: list[BaseException] = field(default_factory=list)
+    began: int = 0
 
     @property
     def url(self) -> str:
@@ -93,10 +89,11 @@ class Front:
             and not fleet.running
             and not len(self.forwarder.gate)
             and not self.forwarder.errands.running
-            and not any(load(fleet.router).values())
+            and fleet.router.counters()["in_flight"] == 0
         )
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.began += 1
         run = self.forwarder.completion if scope["path"] in ROUTED else self.forwarder.to_any
         try:
             await run(scope, receive, send)
@@ -108,44 +105,49 @@ class Front:
 ROUTED = {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/inference/v1/generate"}
 
 
-def load(router: Router) -> dict[int, Any]:
-    """Requests that the router thinks are running, by replica."""
-    return {}
-
-
 @contextlib.asynccontextmanager
-async def front(urls: Sequence[str], *, ready: bool = True, **settings: Any) -> AsyncIterator[Front]:
-    """A proxy on a free port in front of `urls`. At the end it must be at rest, with no exception on the way."""
-    fleet = Fleet([Endpoint(url) for url in urls], Router())
+async def front(replicas: Sequence[str | Endpoint], *, ready: bool = True, **settings: Any) -> AsyncIterator[Front]:
+    """A proxy on a free port in front of `replicas`. At the end it must be at rest, with no exception on the way."""
+    fleet = Fleet([Endpoint(it) if isinstance(it, str) else it for it in replicas], Router())
     transport = AiohttpTransport()
     notes = Notes()
     it = Front(fleet, Forwarder(fleet, transport, ForwardSettings(**settings), notes), notes)
     if ready:
         it.ready()
-    sock = socket.socket()
-    sock.bind(("127.0.0.1", 0))
-    it.port = sock.getsockname()[1]
-    config = uvicorn.Config(
-        it.app, http="httptools", interface="asgi3", lifespan="off", log_config=None, proxy_headers=False
-    )
-    server = _Server(config)
-    serving = asyncio.create_task(server.serve(sockets=[sock]))
-    await until(lambda: server.started)
+    server, state = await serve(it.app)
+    it.port = server.sockets[0].getsockname()[1]
     try:
         yield it
         await until(it.at_rest)
         assert not it.errors
     finally:
-        server.should_exit = True
-        server.force_exit = True
-        await serving
+        server.close()
+        for connection in list(state.connections):
+            connection.transport.abort()
+        await asyncio.gather(*state.tasks, return_exceptions=True)
         await transport.close()
+
+
+async def serve(app: Any) -> tuple[asyncio.Server, ServerState]:
+    """uvicorn's protocol on a free port, without the process around it (signals, ticks)."""
+    config = uvicorn.Config(
+        app, http="httptools", interface="asgi3", lifespan="off", log_config=None, proxy_headers=False, access_log=False
+    )
+    config.load()
+    state = ServerState()
+    loop = asyncio.get_running_loop()
+    protocol = config.http_protocol_class
+    assert not isinstance(protocol, str)
+    server = await loop.create_server(
+        lambda: protocol(config=config, server_state=state, app_state={}), "127.0.0.1", 0, backlog=2048
+    )
+    return server, state
 
 
 async def until(condition: Callable[[], Any], secs: float = 20) -> None:
     """Wait for a condition of the same loop."""
     async with asyncio.timeout(secs):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 
 
@@ -182,6 +184,15 @@ class Client:
         except ConnectionError:
             pass
         return data
+
+    async def count(self, letter: bytes, until: int) -> None:
+        """Read until `letter` came so many times."""
+        seen = 0
+        async with asyncio.timeout(20):
+            while seen < until:
+                chunk = await self.reader.read(1 << 16)
+                assert chunk
+                seen += chunk.count(letter)
 
     def leave(self) -> None:
         self.writer.close()

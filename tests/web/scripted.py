@@ -27,6 +27,8 @@ class Call:
         self.headers = [tuple(line.split(": ", 1)) for line in lines[1:] if line]
         self.body = body
         self.left = asyncio.Event()
+        self.on_connection = 1
+        """Which request of its connection this is."""
         self._reader = reader
         self._writer = writer
 
@@ -38,6 +40,9 @@ class Call:
 
     def write(self, data: bytes) -> None:
         self._writer.write(data)
+
+    async def drain(self) -> None:
+        await self._writer.drain()
 
     def head(self, status: int = 200, *lines: str) -> None:
         self.write("\r\n".join((f"HTTP/1.1 {status} Reason", *lines, "", "")).encode())
@@ -76,7 +81,10 @@ class Call:
 
     async def hang(self) -> None:
         """Until the proxy closes the connection."""
-        await self._reader.read()
+        try:
+            await self._reader.read()
+        except ConnectionError:
+            pass
         self.left.set()
 
 
@@ -123,6 +131,7 @@ class Scripted:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        served = 0
         try:
             while not writer.is_closing():
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -131,6 +140,7 @@ class Scripted:
                     if line.lower().startswith(b"content-length:"):
                         length = int(line.split(b":")[1])
                 call = Call(head[:-4], await reader.readexactly(length), reader, writer)
+                call.on_connection = served = served + 1
                 self.calls.append(call)
                 async with self._arrived:
                     self._arrived.notify_all()
