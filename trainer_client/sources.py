@@ -20,7 +20,9 @@ from trainer_client.digest import CONFIG_FILE, WEIGHT_FILES
 from trainer_client.errors import AdapterError, IncompleteAdapter
 from trainer_client.safetensors_file import TensorBytes, encode
 
-_WRAPPERS = ("module", "_orig_mod")  # DDP and DeepSpeed; torch.compile
+_WRAPPERS = ("_orig_mod", "module")  # torch.compile; DDP and DeepSpeed
+# Parts of a parameter's name that only say how its module was wrapped, wherever in the model that was.
+_WRAPPED = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 _DTYPES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
@@ -62,11 +64,7 @@ def gather(model: Any, adapter_name: str | None = None) -> Weights:
 
     DDP and torch.compile wrappers are looked through. Under DeepSpeed ZeRO-3 gather the parameters around the call.
     """
-    while not hasattr(model, "peft_config"):
-        inner = next((getattr(model, w) for w in _WRAPPERS if getattr(model, w, None) is not None), None)
-        if inner is None:
-            raise TypeError(f"{type(model).__name__} is neither a PEFT model, nor a dict of tensors, nor a directory")
-        model = inner
+    model = _unwrap(model)
     from peft import get_peft_model_state_dict
 
     name = adapter_name or _active(model)
@@ -78,7 +76,7 @@ def gather(model: Any, adapter_name: str | None = None) -> Weights:
         config["base_model_name_or_path"] = getattr(base, "name_or_path", None) or None
     # "auto" would ask the Hub whether the vocabulary grew; embeddings cannot ride in a vLLM adapter anyway.
     tensors = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
-    return Weights({key: _local(value) for key, value in tensors.items()}, config)
+    return Weights({_plain(key): _local(value) for key, value in tensors.items()}, config)
 
 
 def write(source: Weights | Path, target: str) -> None:
@@ -133,6 +131,26 @@ def _local(tensor: Any) -> Any:
     return tensor.detach().cpu().contiguous()
 
 
+def _unwrap(model: Any) -> Any:
+    """The PEFT model inside. A compiled module lends its inner attributes, so only its own children are believed."""
+    while True:
+        children = getattr(model, "_modules", None) or {}
+        inner = next((children[w] for w in _WRAPPERS if children.get(w) is not None), None)
+        if inner is None and not hasattr(model, "peft_config"):
+            inner = getattr(model, "module", None)
+        if inner is None:
+            break
+        model = inner
+    if not hasattr(model, "peft_config"):
+        raise TypeError(f"{type(model).__name__} is neither a PEFT model, nor a dict of tensors, nor a directory")
+    return model
+
+
+def _plain(name: str) -> str:
+    """A tensor's name without what wrappers put into it."""
+    return ".".join(part for part in name.removeprefix("module.").split(".") if part not in _WRAPPED)
+
+
 def _active(model: Any) -> str:
     active = getattr(model, "active_adapters", None)
     names = list(active() if callable(active) else active or [])
@@ -149,7 +167,7 @@ def _plain_names(tensors: Mapping[str, Any], adapter_name: str | None) -> dict[s
     matches = {name: _WITH_ADAPTER.match(name) for name in tensors}
     adapters = sorted({m["adapter"] for m in matches.values() if m})
     if not adapters:
-        return dict(tensors)
+        return {_plain(name): tensor for name, tensor in tensors.items()}
     if adapter_name is None and len(adapters) > 1:
         raise AdapterError("state dict", f"holds the adapters {adapters}; pass adapter_name")
     wanted = adapter_name or adapters[0]
@@ -159,10 +177,7 @@ def _plain_names(tensors: Mapping[str, Any], adapter_name: str | None) -> dict[s
             if "lora_" in name or "modules_to_save" in name:
                 found[name] = tensors[name]
         elif match["adapter"] == wanted:
-            head = match["head"]
-            for wrapper in _WRAPPERS:
-                head = head.removeprefix(f"{wrapper}.")
-            found[f"{head}.{match['tail']}"] = tensors[name]
+            found[_plain(f"{match['head']}.{match['tail']}")] = tensors[name]
     return found
 
 

@@ -71,7 +71,9 @@ def named(adapter: str, prefix: str = "", seed: int = 0) -> dict[str, Any]:
 
 
 def test_a_models_own_state_dict(tmp_path: Path) -> None:
-    own = named("default", "module.") | {"module.base_model.model.q_proj.base_layer.weight": np.zeros(3, "f4")}
+    own = named("default", "module._orig_mod.") | {
+        "module.base_model.model.q_proj.base_layer.weight": np.zeros(3, "f4")
+    }
     taken = take(own, CONFIG)
     assert isinstance(taken, Weights)
     assert sorted(taken.tensors) == sorted(tensors())
