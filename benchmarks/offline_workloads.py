@@ -84,7 +84,7 @@ def standard(prompts: int = 80) -> list[Workload]:
     return [
         grouped(prompts, name="grouped rollouts"),
         grouped(prompts, interleave=8, name="interleaved groups"),
-        grouped(max(8, prompts // 4), turns=4, name="four-turn trees", goal=0.985),
+        grouped(prompts, turns=4, name="four-turn trees", goal=0.985),
         grouped(prompts, length=2600, shared=2000, name="2,000-token preamble"),
         grouped(prompts, publish_every=200, name="publish every 200"),
         grouped(prompts, models=4, name="four adapters"),

@@ -29,7 +29,7 @@ class Node:
     of that conversation, where a run that only branches is something that different prompts share.
     """
 
-    __slots__ = ("__weakref__", "blocks", "children", "ended", "mask", "parent", "prompts", "start", "tokens_per_byte")
+    __slots__ = ("asked", "blocks", "children", "mask", "parent", "prompts", "start", "tokens_per_byte")
 
     def __init__(self, parent: "Node | None", start: int, blocks: "array[int]", tokens_per_byte: float) -> None:
         self.parent = parent
@@ -38,9 +38,12 @@ class Node:
         self.tokens_per_byte = tokens_per_byte
         self.children: dict[int, Node] | None = None
         self.mask = 0
-        self.ended = False
+        self.asked = 0
         self.prompts = 0
-        """New prompts that were placed through this run."""
+
+    @property
+    def ended(self) -> bool:
+        return self.asked > 0
 
     def tokens(self, covered: int) -> float:
         """Tokens in the first `covered` blocks of this run; of an output without hashes, all of it."""
@@ -155,14 +158,15 @@ class Index:
 
     # Recording.
 
-    def record(self, model: str, seed: int, blocks: list[int], tokens_per_byte: float, slot: int, path: Path) -> None:
+    def record(self, model: str, seed: int, blocks: list[int], tokens_per_byte: float, slot: int, path: Path) -> Path:
         """The replica has these blocks now (or will have them before it looks at any later request).
 
-        `path` is what `walk` said of the same blocks, with no change of the index since.
+        `path` is what `walk` said of the same blocks, with no change of the index since; what it would say now is
+        returned.
         """
         held = self._held.get(slot)
         if held is None or not blocks:
-            return
+            return []
         path = list(path)
         if path and path[-1][1] < len(path[-1][0].blocks):
             node, matched = path[-1]
@@ -170,7 +174,7 @@ class Index:
         at = path[-1][0].start + path[-1][1] if path else 0
         if at < len(blocks):
             path.append((self._add(model, seed, path, blocks[at:], at, tokens_per_byte), len(blocks) - at))
-        path[-1][0].ended = True
+        path[-1][0].asked += 1
         bit = 1 << slot
         tick = held.ticks = held.ticks + 1
         lru = held.lru
@@ -188,6 +192,15 @@ class Index:
                 lru[node] = (matched, tick)
         if held.tokens > held.capacity:
             self._shrink(slot, held)
+        return path
+
+    def count_prompt(self, seed: int, path: Path) -> None:
+        """A new prompt was placed; `path` is its own."""
+        root = self._roots.get(seed)
+        if root is not None:
+            root.prompts += 1
+            for node, _ in path:
+                node.prompts += 1
 
     def occupy(self, slot: int, tokens: int) -> None:
         """The replica holds this many tokens more that no prompt can name (an answer whose tokens were not seen)."""

@@ -128,7 +128,7 @@ def fit(moments: list[float]) -> tuple[float, float, float]:
     were alike, they share what is to be explained.
     """
     xx, xy, xz, yy, yz, zz, x, y, z = moments
-    matrix = ((xx * 1.001, xy, xz), (xy, yy * 1.001, yz), (xz, yz, zz * 1.001))
+    matrix = ((xx * 1.001, xy, xz), (xy, yy * 1.001, yz), (xz, yz, zz * 1.03))
     vector = (x, y, z)
     best, best_gain = (0.0, 0.0, 0.0), 0.0
     for size in (3, 2, 1):

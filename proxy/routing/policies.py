@@ -32,7 +32,11 @@ Route = Literal["affinity", "spill", "new", "fallback"]
 FAIR: Final = 1.25
 """How much more than the mean a replica may have before others are preferred."""
 PLACED: Final = 1.15
-CLEAR: Final = 1.15
+WINDOW: Final = 16.0
+CLEAR: Final = 1.5
+COLD: Final = 2
+COLD_CROWD: Final = 4
+POPULAR: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +55,13 @@ class View:
     key: int
     holders: Sequence[int]
     held_tokens: float
+    asked: int
     prompt_tokens: float
     tokens_out: float
     sequences: int
     turn: int
     in_flight: int
+    cold: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +75,22 @@ def prefix(view: View) -> Choice:
     if not view.holders:
         return Choice(_place(view), "new")
     loads = view.loads
-    holder = min(view.holders, key=lambda slot: loads[slot].sequences * loads[slot].speed)
+    holder = min(view.holders, key=lambda slot: (loads[slot].sequences * loads[slot].speed, loads[slot].placed))
     load = loads[holder]
     fair = FAIR * (view.in_flight + view.sequences) / len(view.candidates)
-    if load.sequences + view.sequences <= fair or not view.rates.known:
+    if load.sequences + view.sequences <= fair:
         return Choice(holder, "affinity")
     other = least_loaded(view).slot
     if other in view.holders:
         return Choice(other, "affinity")
+    if view.asked >= POPULAR * len(view.holders):
+        return Choice(other, "spill")
+    if not view.rates.known:
+        try_out = view.cold > 0 and load.sequences >= COLD_CROWD and not loads[other].sequences
+        return Choice(other, "spill") if try_out else Choice(holder, "affinity")
     here = _seconds(view, holder, view.prompt_tokens - view.held_tokens)
     there = _seconds(view, other, view.prompt_tokens)
-    return Choice(other, "spill") if there * CLEAR < here else Choice(holder, "affinity")
+    return Choice(other, "spill") if there * CLEAR <= here else Choice(holder, "affinity")
 
 
 def consistent_hash(view: View) -> Choice:

@@ -18,6 +18,8 @@ CHAINS: Final = 512
 """Prompts whose hashes are kept for the siblings that follow."""
 HASHED_PROMPTS: Final = 64
 """Prompts of one batch that are looked up; the rest of an unsplit batch goes along with them."""
+COMMON: Final = 0.25
+"""What this part of the new prompts begins with says nothing about where one of them belongs."""
 _LEARN: Final = 0.05
 
 
@@ -64,6 +66,7 @@ class Router:
         self._chains: OrderedDict[tuple[int, int, int], Chain] = OrderedDict()
         self._tokens_per_byte = {Kind.TOKENS: 0.2, Kind.TEXT: 0.25, Kind.CHAT: 0.25}
         self._sequences = 0
+        self._cold = policies.COLD
         self._turn = 0
         self._routes: dict[str, int] = {"affinity": 0, "spill": 0, "new": 0, "fallback": 0}
         self._predicted = 0
@@ -113,7 +116,7 @@ class Router:
         sequences = max(1, len(request.prompts)) * request.n
         chains = tuple(self._chain(p, model, request.salt) for p in request.prompts[:HASHED_PROMPTS])
         paths = [self._index.walk(c.seed, c.blocks) for c in chains]
-        holders, held = self._holders(chains, paths, slots) if self.policy == "prefix" else ([], 0.0)
+        holders, held, asked = self._holders(chains, paths, slots) if self.policy == "prefix" else ([], 0.0, 0)
         known = sum(c.tokens for c in chains)
         tokens = known * len(request.prompts) // len(chains) if chains else 0
         out = self._rates.tokens_out if request.max_tokens is None else min(self._rates.tokens_out, request.max_tokens)
@@ -126,11 +129,13 @@ class Router:
             key=self._key(chains, paths),
             holders=holders,
             held_tokens=held,
+            asked=asked,
             prompt_tokens=tokens,
             tokens_out=max(1.0, out),
             sequences=sequences,
             turn=self._turn,
             in_flight=self._sequences,
+            cold=self._cold,
         )
         if chains:
             choice = self._choose(view)
@@ -139,9 +144,11 @@ class Router:
         else:
             slot, route = policies.least_loaded(view).slot, "fallback"
         self._routes[route] += 1
+        if route == "spill" and not self._rates.known:
+            self._cold -= 1
         if route == "new" and self.policy == "prefix":
             self._placed(slot, slots)
-        cached = self._record(chains, paths, model, slot)
+        cached = self._record(chains, paths, model, slot, new=route == "new")
         return Decision(
             replica=self._indices[slot],
             route=route,
@@ -243,10 +250,13 @@ class Router:
             self._chains.popitem(last=False)
         return found
 
-    def _holders(self, chains: tuple[Chain, ...], paths: list[Path], slots: list[int]) -> tuple[list[int], float]:
-        """The candidates that hold the most of it, and how many tokens; none when it is only what others share too."""
+    def _holders(self, chains: tuple[Chain, ...], paths: list[Path], slots: list[int]) -> tuple[list[int], float, int]:
+        """The candidates that hold the most of a continuation, how many tokens, and how often it was asked before.
+
+        None when nothing is held but what different prompts share.
+        """
         best: list[int] = []
-        most = 0.0
+        most, asked = 0.0, 0
         for one, path in zip(chains, paths, strict=True):
             at = len(path) - 1
             while at >= 0 and not _continues(*path[at], len(one.blocks)):
@@ -256,19 +266,23 @@ class Router:
             holders = [slot for slot in bits(path[at][0].mask) if slot in slots]
             if not holders:
                 continue
-            depth = max(self._index.depth(path, slot) for slot in holders)
+            depths = [self._index.depth(path, slot) for slot in holders]
+            depth = max(depths)
             tokens = EDGES[depth] * one.tokens_per_byte
             if tokens > most:
-                best, most = [s for s in holders if self._index.depth(path, s) == depth], tokens
-        return best, most
+                best = [slot for slot, its in zip(holders, depths, strict=True) if its == depth]
+                most, asked = tokens, path[at][0].asked
+        return best, most, asked
 
     def _key(self, chains: tuple[Chain, ...], paths: list[Path]) -> int:
-        """What a new prompt is placed by: its first block that not everybody has."""
+        """What a new prompt is placed by: its first block after what many prompts begin with."""
         for one, path in zip(chains, paths, strict=True):
             if one.blocks:
+                root = self._index.root(one.seed)
+                many = max(2.0, COMMON * root.prompts) if root is not None else 2.0
                 at = 0
                 for node, matched in path:
-                    if node.prompts < 4 and node.ended:
+                    if node.prompts < many and matched == len(node.blocks):
                         break
                     at = node.start + matched
                 return one.blocks[min(at, len(one.blocks) - 1)]
@@ -277,9 +291,10 @@ class Router:
     def _placed(self, slot: int, slots: list[int]) -> None:
         self._loads[slot].placed += 1.0
         for other in slots:
-            self._loads[other].placed *= 1.0 - 1.0 / (16.0 * len(slots))
+            self._loads[other].placed *= 1.0 - 1.0 / (policies.WINDOW * len(slots))
 
-    def _record(self, chains: tuple[Chain, ...], paths: list[Path], model: str, slot: int) -> int:
+    def _record(self, chains: tuple[Chain, ...], paths: list[Path], model: str, slot: int, *, new: bool) -> int:
+        """Enter the prompts into the index; how many of their tokens the replica holds already."""
         size = self._replicas[self._indices[slot]].block_size
         cached = 0
         for at, (one, path) in enumerate(zip(chains, paths, strict=True)):
@@ -287,7 +302,9 @@ class Router:
                 path = self._index.walk(one.seed, one.blocks)
             tokens = int(EDGES[self._index.depth(path, slot)] * one.tokens_per_byte + 0.5)
             cached += max(0, min(tokens, one.tokens - 1)) // size * size
-            self._index.record(model, one.seed, one.blocks, one.tokens_per_byte, slot, path)
+            path = self._index.record(model, one.seed, one.blocks, one.tokens_per_byte, slot, path)
+            if new:
+                self._index.count_prompt(one.seed, path)
         return cached
 
     def _learn_truth(self, decision: Decision, prompt_tokens: int | None, cached_tokens: int | None) -> None:
