@@ -1,11 +1,11 @@
 """What a client of vLLM 0.27.1 may rely on, as checks that run on the simulator and on the real thing.
 
-Each check is a coroutine over a ``Server``; it makes up its own names and prompts, and leaves the server as it found it.
-Token ids stay below 300, and nothing but what vLLM itself answers is looked at. ``CHECKS`` lists them all.
+Each check is a coroutine over a ``Server``; it makes up its own names and prompts, and leaves the server as it found
+it. Token ids stay below 300, and nothing but what vLLM itself answers is looked at. ``CHECKS`` lists them all.
 
-A server must run with: base model ``base``, LoRA and runtime updating on, dev endpoints on, prompt token details on, block
-size 16, ``max_loras`` (= ``max_cpu_loras``) and ``max_lora_rank`` as the Server says, at least 2048 tokens of context, and
-decode slowly enough that 1,500 tokens take a second or more.
+A server must run with: base model ``base``, LoRA and runtime updating on, dev endpoints on, prompt token details on,
+block size 16, ``max_loras`` (= ``max_cpu_loras``) and ``max_lora_rank`` as the Server says, at least 2048 tokens of
+context, and decode slowly enough that 1,500 tokens take half a second or more.
 """
 
 import asyncio
@@ -95,7 +95,7 @@ class Client:
         return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(names))
 
     async def until_running(self, count: int) -> None:
-        while await self.running() != count:
+        while await self.running() != count:  # noqa: ASYNC110  the server has no event to wait for
             await asyncio.sleep(0.02)
 
 
