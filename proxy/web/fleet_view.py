@@ -7,7 +7,7 @@ out of them. Names come from clients and are passed on as they are: whoever show
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
@@ -59,6 +59,7 @@ def fleet_view(
     members, ready = fleet.members(), fleet.ready()
     clean = _Cleaner(members)
     pause = fleet.desired.pause
+    names = {a.upstream: a.name for a in (*fleet.desired.retiring, *fleet.desired.adapters.values())}
     records = sorted(transactions, key=lambda record: -record.id)[:MAX_TRANSACTIONS]
     return {
         "version": settings.version,
@@ -73,7 +74,7 @@ def fleet_view(
         "paused": pause is not None,
         "pause": _pause(pause, settings.pause_lease_secs, wall) if pause is not None else None,
         "asleep": fleet.desired.asleep is not None,
-        "replicas": [_replica(fleet, replica, now, clean) for replica in members],
+        "replicas": [_replica(replica, names, now, clean) for replica in members],
         "adapters": _adapters(fleet, members, records),
         "slots": {"max_loras": _max_loras(members), "listed": len(fleet.desired.adapters)},
         "routing": {
@@ -130,12 +131,9 @@ def _pause(pause: Pause, lease_secs: float, wall: float) -> dict[str, Any]:
     }
 
 
-def _replica(fleet: Fleet, replica: Replica, now: float, clean: _Cleaner) -> dict[str, Any]:
+def _replica(replica: Replica, names: Mapping[str, str], now: float, clean: _Cleaner) -> dict[str, Any]:
+    """One row. `names` maps upstream names to the clients' names; what is not in it is not lorafleet's doing."""
     facts = replica.facts
-    ours, others = [], []
-    for upstream in replica.holds:
-        adapter = fleet.desired.by_upstream(upstream)
-        (others.append(upstream) if adapter is None else ours.append(adapter.name))
     return {
         "index": replica.index,
         "url": shown_url(replica.endpoint.base),
@@ -143,8 +141,8 @@ def _replica(fleet: Fleet, replica: Replica, now: float, clean: _Cleaner) -> dic
         "since_secs": round(max(now - replica.since, 0.0), 3),
         "in_flight": replica.in_flight,
         "paused": replica.paused,
-        "adapters": ours,
-        "others": others,
+        "adapters": [names[upstream] for upstream in replica.holds if upstream in names],
+        "others": [upstream for upstream in replica.holds if upstream not in names],
         "last_error": clean(replica.last_error),
         "version": facts.version if facts else None,
         "requests": replica.requests,
