@@ -92,7 +92,7 @@ class Engine:
 
         Raises EngineDead when an adapter in use could not be read.
         """
-        self._run(now)
+        self._run(now, begin=True)
         news = list(self._batch.news)
         self._batch.news.clear()
         return news
@@ -164,12 +164,13 @@ class Engine:
             return False
         return bool(self.running) or (self.paused is None and bool(self.waiting))
 
-    def _run(self, now: float) -> None:
-        """Apply every step that ended by ``now``."""
+    def _run(self, now: float, begin: bool = False) -> None:
+        """Apply every step that ended by ``now``; one that would start just now waits, unless ``begin``, so that calls
+        made at the same time share it."""
         while True:
             step = self._step
             if step is None:
-                step = self._step = self._begin()
+                step = self._step = self._begin() if begin or self.now < now else None
                 if step is None:
                     break
             due = _steps_due(step, now)
@@ -196,6 +197,8 @@ class Engine:
         step = self._step
         if step is not None:
             step.count = min(step.count, step.done + 1)
+            if not self.running:
+                self._step = None
 
 
 def _steps_due(step: Step, now: float) -> int:

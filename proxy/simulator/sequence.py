@@ -103,6 +103,7 @@ class Sequence:
         kv = kv_name(self.weights, self.blocks[-1] if self.blocks else None)
         if kv != self._kv:
             # Tokens already given stay; those generated ahead were for other weights.
+            self._generate(self.produced)
             self._kv = kv
             self._states.append((self.produced, output_state(kv, self.request.prompt, self.request.seed)))
             del self._output[self.produced :]
