@@ -122,7 +122,7 @@ def test_an_adapter_that_no_replica_takes_leaves_all_as_it_was(
     refused = proxy.load("trl-policy-v2", adapters / "rank16")
     error = refused.json()["error"]
     assert refused.status_code == error["code"] != 404
-    assert [said["index"] for said in error["replicas"]] == [0, 1]
+    assert [said["replica"] for said in error["replicas"]] == [0, 1]
     for said in error["replicas"]:
         assert f"16 is greater than max_lora_rank {MAX_LORA_RANK}" in str(said)
     for replica in replicas:

@@ -1,5 +1,6 @@
 """Prefix reuse as vLLM itself counts it, prefix routing beside round robin."""
 
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -31,12 +32,13 @@ async def test_reuse_of_grouped_rollouts(
         answers = await rollouts(serve("--policy", policy).url, prompts)
         reused[policy] = sum(answer.cached for answer in answers)
         share = [sum(answer.replica == index for answer in answers) / len(answers) for index in ("0", "1")]
+        routes = dict(Counter(answer.route for answer in answers))
         with capsys.disabled():
             total = sum(answer.prompt_tokens for answer in answers)
             print(
                 f"\n{policy}: {reused[policy] / total:.1%} of {total} prompt tokens reused, "
                 f"{reused[policy] / possible:.4f} of the possible {possible / total:.1%}; "
-                f"share of the replicas {share[0]:.2f} / {share[1]:.2f}"
+                f"share of the replicas {share[0]:.2f} / {share[1]:.2f}, routes {routes}"
             )
     assert reused["prefix"] >= 0.99 * possible
     assert reused["round_robin"] < reused["prefix"]
