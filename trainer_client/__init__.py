@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 from trainer_client import errors
 
 if TYPE_CHECKING:
-    from trainer_client.callback import PublishCallback
+    from trainer_client.callback import PublishCallback as PublishCallback
     from trainer_client.client import FleetClient
     from trainer_client.published import Published
     from trainer_client.publisher import AdapterPublisher
     from trainer_client.verify import AdapterFacts, verify_adapter
 
+# Without PublishCallback, which needs transformers: `import *` must work where there is none.
 __all__ = [
     "AdapterFacts",
     "AdapterPublisher",
     "FleetClient",
-    "PublishCallback",
     "Published",
     "errors",
     "verify_adapter",

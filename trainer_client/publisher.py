@@ -251,9 +251,10 @@ class AdapterPublisher:
         """Unload and delete what fell out of the window. Returns names unloaded, names deleted, and what failed."""
         on_disk = versions_on_disk(self.root, self.name)
         plan = retain(version, listed=listed, on_disk=on_disk, max_staleness=self.max_staleness, keep=self.keep)
-        # Unloaded by start_run, which was the one publish ago that files outlive an unload by.
+        # Unloaded by start_run, which was the one publish ago that files outlive an unload by; unless the fleet still
+        # lists them because completions drain.
         swept = self._leftovers & on_disk - (listed or frozenset())
-        self._leftovers = frozenset()
+        self._leftovers -= swept
         unloaded, deleted, warnings = [], [], []
         for old in plan.unload:
             name = version_name(self.name, old)

@@ -213,6 +213,18 @@ def test_the_start_of_a_run_unloads_and_removes_what_was_left(
         first.publish(tensors(), CONFIG)
 
 
+def test_what_drains_after_a_sweep_keeps_its_files_until_it_has_drained(
+    root: Path, fleet: FakeFleet, client: FleetClient
+) -> None:
+    AdapterPublisher(root, "p", client=client).publish(tensors(), CONFIG)
+    publisher = AdapterPublisher(root, "p", client=client)
+    publisher.start_run()
+    fleet.adapters["p-v1"] = {"name": "p-v1", "state": "retiring"}
+    assert publisher.publish(tensors(1), CONFIG).deleted == ()
+    del fleet.adapters["p-v1"]
+    assert publisher.publish(tensors(2), CONFIG).deleted == ("p-v1",)
+
+
 def test_a_sweep_keeps_off_a_root_that_another_process_uses(root: Path, fleet: FakeFleet, client: FleetClient) -> None:
     from trainer_client.rootlock import LiveMark
 
