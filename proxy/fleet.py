@@ -10,35 +10,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from proxy.control.desired import Adapter, Desired
+from proxy.control.facts import Facts
 from proxy.errors import NotFound, Unavailable
 from proxy.lease import Lease, Served, Usage
 from proxy.replica_state import Event, State, after
 from proxy.routing.request import RouteRequest
 from proxy.routing.router import Router
-from proxy.upstream.transport import Endpoint
+
+if TYPE_CHECKING:
+    from proxy.upstream.transport import Endpoint
 
 LATEST = "-latest"
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What a replica said of itself in /server_info, /version and /v1/models; None where it would not say.
-
-    Token counts are per replica. `base_models` are the served names of the base model, the first one canonical.
-    """
-
-    base_models: tuple[str, ...]
-    base_root: str | None
-    max_model_len: int | None
-    version: str | None = None
-    block_size: int | None = None
-    kv_capacity_tokens: int | None = None
-    max_loras: int | None = None
-    max_lora_rank: int | None = None
-    data_parallel_size: int | None = None
-    dtype: str | None = None
 
 
 @dataclass(slots=True)

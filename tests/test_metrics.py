@@ -5,8 +5,9 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.control.desired import Adapter, Pause
+from proxy.control.facts import Facts
 from proxy.control.records import TransactionRecord
-from proxy.fleet import Facts, Fleet
+from proxy.fleet import Fleet
 from proxy.lease import Lease, Usage
 from proxy.metrics import Metrics, Tally
 from proxy.replica_state import Event

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from proxy.errors import ReplicaAnswer
 
 if TYPE_CHECKING:
-    from proxy.fleet import Facts
+    from proxy.control.facts import Facts
     from proxy.upstream.transport import Endpoint
 
 

@@ -37,9 +37,14 @@ class UpstreamResponse(Protocol):
     that the client left) and may be called at any time, more than once, from a `finally`.
     """
 
-    status: int
-    headers: Headers
-    content_length: int | None
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def headers(self) -> Headers: ...
+
+    @property
+    def content_length(self) -> int | None: ...
 
     def whole(self) -> bytes | None: ...
 

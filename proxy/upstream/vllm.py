@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from proxy.control.answers import Answer, Observed, Outcome
+from proxy.control.facts import Facts
 from proxy.errors import Phase, UpstreamError
-from proxy.fleet import Facts
 from proxy.upstream.transport import Endpoint, Transport
 
 JSON_HEADERS = ((b"content-type", b"application/json"), (b"accept", b"application/json"))

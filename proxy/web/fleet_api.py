@@ -12,11 +12,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import proxy
+from proxy.control.facts import Facts
 from proxy.control.membership import Membership
 from proxy.control.plane import Plane
 from proxy.control.switches import Switches
 from proxy.errors import BadRequest, NotFound, Unavailable
-from proxy.fleet import Facts, Fleet
+from proxy.fleet import Fleet
 from proxy.metrics import Metrics
 from proxy.upstream.vllm import VllmCalls
 from proxy.web import exposition

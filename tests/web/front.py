@@ -11,20 +11,32 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
 from proxy.control.desired import Adapter, Desired
-from proxy.fleet import Facts, Fleet
+from proxy.control.facts import Facts
+from proxy.fleet import Fleet
 from proxy.replica_state import Event
 from proxy.routing.router import Router
 from proxy.upstream.aiohttp_transport import AiohttpTransport
-from proxy.upstream.transport import Endpoint
+from proxy.upstream.lean_transport import LeanTransport
+from proxy.upstream.transport import Endpoint, Transport
 from proxy.web.asgi import Receive, Scope, Send
 from proxy.web.forward import Forwarder, ForwardSettings
 from proxy.web.observe import Outcome, Silent
 
 FACTS = Facts(base_models=("base",), base_root="/m", max_model_len=4096, block_size=16, kv_capacity_tokens=100_000)
+
+
+make_transport: Callable[[], Transport] = LeanTransport
+
+
+@pytest.fixture(autouse=True, params=[LeanTransport, AiohttpTransport])
+def each_transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Imported by a test module, it runs its tests on both transports."""
+    monkeypatch.setattr("tests.web.front.make_transport", request.param)
 
 
 class Notes(Silent):
@@ -109,7 +121,7 @@ ROUTED = {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messa
 async def front(replicas: Sequence[str | Endpoint], *, ready: bool = True, **settings: Any) -> AsyncIterator[Front]:
     """A proxy on a free port in front of `replicas`. At the end it must be at rest, with no exception on the way."""
     fleet = Fleet([Endpoint(it) if isinstance(it, str) else it for it in replicas], Router())
-    transport = AiohttpTransport()
+    transport = make_transport()
     notes = Notes()
     it = Front(fleet, Forwarder(fleet, transport, ForwardSettings(**settings), notes), notes)
     if ready:

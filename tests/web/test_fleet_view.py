@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from proxy.control.desired import Adapter, Pause
+from proxy.control.facts import Facts
 from proxy.control.records import TransactionRecord
-from proxy.fleet import Facts, Fleet
+from proxy.fleet import Fleet
 from proxy.replica_state import Event
 from proxy.routing.request import RouteRequest
 from proxy.routing.router import Router
@@ -168,6 +169,16 @@ def test_a_name_bound_again_is_shown_under_the_name_that_clients_say() -> None:
     ]
     assert shown["replicas"][0]["adapters"] == ["p-v1", "p-v1"]
     assert shown["slots"] == {"max_loras": 4, "listed": 1}
+
+
+def test_what_a_dead_replica_held_does_not_count() -> None:
+    fleet, _ = fleet_of("http://a", "http://b")
+    fleet.commit(fleet.desired.bind(Adapter("p-v1", "/old", None, "p-v1")))
+    for replica in fleet.replicas:
+        replica.holds["p-v1"] = "/old"
+    ready(fleet, 0, 1)
+    fleet.apply(1, Event.PROBE_FAILED, "refused")
+    assert view(fleet)["adapters"][0]["replicas"] == [0]
 
 
 def test_a_running_transaction_grows_and_the_newest_comes_first() -> None:
