@@ -38,6 +38,7 @@ TOTAL_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120
 PHASE_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 LAG_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
+ABORT_PHASES = ("body", "waiting", "asked", "streaming")
 NOBODY = "none"
 """The replica and route of a request that no replica was chosen for."""
 
@@ -83,7 +84,7 @@ class Metrics(Collector):
         self._first_byte: defaultdict[str, Tally] = defaultdict(_tallies(FIRST_BYTE_BUCKETS))
         self._total: defaultdict[str, Tally] = defaultdict(_tallies(TOTAL_BUCKETS))
         self._cut = 0
-        self._aborts: defaultdict[str, int] = defaultdict(int)
+        self._aborts: defaultdict[str, int] = defaultdict(int, dict.fromkeys(ABORT_PHASES, 0))
         self._retries: defaultdict[int, int] = defaultdict(int)
         self._transactions: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._phases: defaultdict[tuple[str, str], Tally] = defaultdict(_tallies(PHASE_BUCKETS))

@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from proxy.control.desired import Adapter, Pause
 from proxy.control.records import TransactionRecord
+from proxy.replica_state import State
 from proxy.web.history import ROUTES, Reading
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def _adapter(fleet: Fleet, members: list[Replica], adapter: Adapter, state: str)
         "in_flight": fleet.running.get(adapter.upstream, 0),
         "upstream": adapter.upstream,
         "order": adapter.order,
-        "replicas": [replica.index for replica in members if adapter.upstream in replica.holds],
+        "replicas": [r.index for r in members if r.state is not State.DOWN and adapter.upstream in r.holds],
     }
 
 

@@ -9,7 +9,7 @@ from proxy.web.history import MAX_MARKS, ROUTES, History, Reading
 
 
 def reading(total: int, *, in_flight: int = 0, ready: int = 2) -> Reading:
-    return Reading((total, 0, total, 0), total * 10, total * 5, total * 4, in_flight, 0, ready)
+    return Reading((total, 0, total, 0), total * 10, total * 5, total * 4, in_flight=in_flight, ready=ready)
 
 
 def test_a_row_is_what_grew_in_its_second() -> None:
