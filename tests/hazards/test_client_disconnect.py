@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from proxy.control.desired import Pause
-from tests.web.front import Client, front, until
+from tests.web.front import Client, each_transport, front, until  # noqa: F401
 from tests.web.scripted import ANSWER, Call, Scripted
 
 REQUEST = {"model": "base", "prompt": [1, 2, 3]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 
-from tests.web.front import front
+from tests.web.front import each_transport, front  # noqa: F401
 from tests.web.scripted import Call, Scripted
 
 REQUEST = {"model": "base", "prompt": [1, 2, 3]}

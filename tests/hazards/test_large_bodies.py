@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from tests.web.front import Client, front, until
+from tests.web.front import Client, each_transport, front, until  # noqa: F401
 from tests.web.scripted import Call, Scripted
 
 LIMIT = 100_000

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from proxy.upstream.transport import Endpoint
-from tests.web.front import front
+from tests.web.front import each_transport, front  # noqa: F401
 from tests.web.scripted import Scripted
 
 

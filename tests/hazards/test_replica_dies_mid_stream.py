@@ -9,7 +9,7 @@ import pytest
 
 from proxy.control.desired import Adapter
 from proxy.replica_state import Event
-from tests.web.front import Client, front, until
+from tests.web.front import Client, each_transport, front, until  # noqa: F401
 from tests.web.scripted import ANSWER, Call, Scripted
 
 REQUEST = {"model": "base", "prompt": [1, 2, 3], "stream": True}

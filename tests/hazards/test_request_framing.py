@@ -1,10 +1,10 @@
-"""Where a request ends is never in doubt: what two parsers could read in two ways is refused and the connection closed."""
+"""What two parsers could read in two ways is refused and the connection closed: no request hides inside another."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.web.front import Client, front
+from tests.web.front import Client, each_transport, front  # noqa: F401
 from tests.web.scripted import Scripted
 
 BODY = b'{"model":"base","prompt":[1]}'

@@ -11,7 +11,7 @@ import pytest
 
 from proxy.control.desired import Adapter
 from proxy.replica_state import Event, State
-from tests.web.front import FACTS, Front, front, until
+from tests.web.front import FACTS, Front, each_transport, front, until  # noqa: F401
 from tests.web.scripted import ANSWER, Call, Scripted
 
 REQUEST = {"model": "base", "prompt": [1, 2, 3]}

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.control.desired import Adapter
 from proxy.upstream.transport import Endpoint
-from tests.web.front import front
+from tests.web.front import each_transport, front  # noqa: F401
 from tests.web.scripted import Call, Scripted
 
 CANARY = "canary-7f3a"

@@ -136,6 +136,8 @@ async def front(replicas: Sequence[str | Endpoint], *, ready: bool = True, **set
         server.close()
         for connection in list(state.connections):
             connection.transport.abort()
+        for task in state.tasks:
+            task.cancel()
         await asyncio.gather(*state.tasks, return_exceptions=True)
         await transport.close()
 
