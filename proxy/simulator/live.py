@@ -18,17 +18,20 @@ class LiveEngine:
         self._waiters: dict[Sequence, asyncio.Future[None]] = {}
         self._drained: list[asyncio.Future[None]] = []
         self._timer: asyncio.Handle | None = None
+        self._moment: float | None = None
+        """The time of a turn that is about to come: calls before it are made at the same moment, and share a step."""
 
     def now(self) -> float:
-        return self._loop.time()
+        return self._loop.time() if self._moment is None else self._moment
 
     def submit(self, request: EngineRequest) -> Sequence:
         """Raises EngineDead after a death, ValueError for what can never fit."""
         if self.death:
             raise self.death
-        sequence = self.engine.submit(request, self.now())
+        now = self.now()
+        sequence = self.engine.submit(request, now)
         self._waiters[sequence] = self._loop.create_future()
-        self.poke()
+        self.poke(now)
         return sequence
 
     async def progress(self, sequence: Sequence) -> None:
@@ -58,16 +61,30 @@ class LiveEngine:
             self._drained.append(waiter)
             await waiter
 
-    def poke(self) -> None:
-        """Plan the next turn; call after anything that changed the engine."""
+    def poke(self, now: float | None = None) -> None:
+        """Plan the next turn; call after anything that changed the engine (at ``now``)."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        now = self.now() if now is None else now
+        self._moment = None
         when = None if self.death else self.engine.next_event_time()
         if when is None:
             return
-        # Through call_soon, not at once: what arrives in the same turn of the loop shares a step.
-        self._timer = self._loop.call_soon(self._turn) if when <= self.now() else self._loop.call_at(when, self._turn)
+        if when <= now:
+            self._moment = now
+            self._timer = self._loop.call_soon(self._turn)
+        else:
+            self._timer = self._loop.call_at(when, self._turn)
+
+    def die(self, death: EngineDead) -> None:
+        """The engine core is gone, the server not yet: whoever waits gets the exception, and ``on_death`` is called."""
+        self.death = death
+        for waiter in (*self._waiters.values(), *self._drained):
+            if not waiter.done():
+                waiter.set_exception(death)
+        self.poke()
+        self.on_death()
 
     def stop(self) -> None:
         """The process is gone: nobody is woken any more."""
@@ -79,15 +96,11 @@ class LiveEngine:
         self._drained.clear()
 
     def _turn(self) -> None:
-        self._timer = None
+        self._timer = self._moment = None
         try:
             news = self.engine.advance(self.now())
         except EngineDead as death:
-            self.death = death
-            for waiter in (*self._waiters.values(), *self._drained):
-                if not waiter.done():
-                    waiter.set_exception(death)
-            self.on_death()
+            self.die(death)
             return
         for sequence in news:
             waiting = self._waiters.get(sequence)
