@@ -5,13 +5,17 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Any
 
-import click
 import typer
 
 import trainer_client.cli
 from proxy import __version__
 from proxy.config import DEFAULTS, Options, build
 from proxy.errors import ConfigError
+
+# Typer may carry click inside it; its exceptions are found through one that it exports.
+UsageError: type[Any] = typer.BadParameter.__mro__[1]
+ClickException: type[Any] = UsageError.__mro__[1]
+NoArgsIsHelpError: type[Any] = getattr(sys.modules[UsageError.__module__], "NoArgsIsHelpError", UsageError)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,7 +27,7 @@ trainer_client.cli.register(app)
 
 
 def _flag(name: str, help_: str, **more: Any) -> Any:
-    """An option with its LORAFLEET_ variable; the default is shown and filled in later, so that TOML can come between."""
+    """An option with its LORAFLEET_ variable; the default is filled in later, so that TOML can come between."""
     default = getattr(DEFAULTS, name)
     if default not in (None, ()) and not isinstance(default, bool):
         help_ += f" [default: {default:g}]" if isinstance(default, float) else f" [default: {default}]"
@@ -115,6 +119,18 @@ def version() -> None:
     typer.echo(__version__)
 
 
+@app.command()
+def demo(
+    keep: Annotated[
+        bool, typer.Option("--keep", envvar="LORAFLEET_KEEP_DEMO", help="Stay up afterwards for a look at the page.")
+    ] = False,
+) -> None:
+    """An embedded fleet, a GRPO-shaped load and ten publishes; prints what happened."""
+    from proxy.demo_view import run_demo
+
+    raise typer.Exit(run_demo(keep=keep))
+
+
 def main() -> None:
     """Run the command; one line on stderr when the usage is wrong."""
     try:
@@ -122,17 +138,20 @@ def main() -> None:
     except ConfigError as error:
         _say(error.message)
         sys.exit(2)
-    except click.exceptions.NoArgsIsHelpError as error:
+    except NoArgsIsHelpError as error:
         typer.echo(error.ctx.get_help() if error.ctx else error.format_message())
         sys.exit(2)
-    except click.UsageError as error:
+    except UsageError as error:
         _say(f"{error.format_message()} (see lorafleet --help)")
         sys.exit(2)
-    except click.ClickException as error:
+    except ClickException as error:
         _say(error.format_message())
         sys.exit(error.exit_code)
-    except click.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("lorafleet.control")
 
+SETTLED_SECS = 10.0
+"""Files with another digest than announced, and unchanged for so long, are not being copied any more."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
@@ -99,20 +102,22 @@ class AdapterChanges:
         )
 
     async def _wait_for_digest(self, path: str, digest: str) -> str:
-        """Files that do not match what the trainer wrote are not there yet. TransactionFailed at the deadline."""
+        """Files that do not match what the trainer wrote are not there yet; once they have stopped changing they never
+        will. Raises TransactionFailed then, or at the deadline."""
         plane = self._plane
         clock = asyncio.get_running_loop().time
-        until = clock() + plane.settings.load_deadline_secs
-        delay = 0.05
-        while clock() < until:
+        since = clock()
+        until, delay, last = since + plane.settings.load_deadline_secs, 0.05, None
+        while clock() < min(until, since + SETTLED_SECS):
             await asyncio.sleep(delay)
             delay = min(delay * 1.6, 0.4)
             seen: Seen | None = await plane.in_thread(look, path)
             if seen is None or seen.digest == digest:
                 return digest
+            if seen.fingerprint != last:
+                last, since = seen.fingerprint, clock()
         raise TransactionFailed(
-            f"the files at {path} do not have the digest {digest} after {plane.settings.load_deadline_secs:g} s; "
-            "nothing was loaded",
+            f"the files at {path} do not have the digest {digest} that the request names; nothing was loaded",
             status=409,
         )
 
