@@ -24,12 +24,45 @@ _PLAIN_BODY_LIMIT = 1 << 20  # aiohttp warns about larger bytes objects and writ
 _AUTO_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 
 
+class _Life:
+    """What must be known of one connection from one response to the next.
+
+    aiohttp (3.14) does not tell a body's reader when the body cannot be parsed any further: it closes the connection,
+    and the reader would wait for ever. So the end of the connection ends the body here. And a reset ends a body without
+    length as properly as a close would: `broken` tells them apart.
+    """
+
+    __slots__ = ("_content", "_over", "broken")
+
+    def __init__(self) -> None:
+        self._content: aiohttp.StreamReader | None = None
+        self._over = False
+        self.broken = False
+
+    def carry(self, content: aiohttp.StreamReader) -> None:
+        self._content = content
+        if self._over:
+            self._end(content)
+
+    def ended(self, closed: asyncio.Future[None]) -> None:
+        self.broken = closed.exception() is not None
+        self._over = True
+        if self._content is not None:
+            self._end(self._content)
+
+    @staticmethod
+    def _end(content: aiohttp.StreamReader) -> None:
+        if not content.is_eof() and content.exception() is None:
+            content.set_exception(aiohttp.ClientPayloadError())
+
+
 class _Attempt:
     """What is known of one try: which connection it got, and whether that had been used before."""
 
-    __slots__ = ("reused", "transport")
+    __slots__ = ("life", "reused", "transport")
 
     def __init__(self) -> None:
+        self.life = _Life()
         self.transport: asyncio.Transport | None = None
         self.reused = False
 
@@ -51,32 +84,51 @@ class _Connector(aiohttp.TCPConnector):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._used: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._lives: weakref.WeakKeyDictionary[Any, _Life] = weakref.WeakKeyDictionary()
 
     async def connect(self, req: Any, traces: Any, timeout: aiohttp.ClientTimeout) -> Any:
-        connection = await super().connect(req, traces, timeout)
-        attempt, protocol = _attempt.get(), connection.protocol
-        attempt.reused = protocol in self._used
+        while True:
+            connection = await super().connect(req, traces, timeout)
+            protocol = connection.protocol
+            life = self._lives.get(protocol)
+            if life is None or protocol is None or not protocol.should_close:
+                break
+            connection.close()  # bytes came while it was idle; they would be taken for the next response
+        attempt = _attempt.get()
+        attempt.reused = life is not None
         attempt.transport = connection.transport
-        self._used.add(protocol)
+        if life is not None:
+            attempt.life = life
+        elif protocol is not None:
+            self._lives[protocol] = attempt.life
+            if (closed := protocol.closed) is not None:
+                closed.add_done_callback(attempt.life.ended)
         return connection
 
 
 class AiohttpResponse:
     """An `UpstreamResponse`; see there."""
 
-    __slots__ = ("_deadline", "_raw", "content_length", "headers", "status")
+    __slots__ = ("_deadline", "_life", "_raw", "_until_close", "content_length", "headers", "status")
 
-    def __init__(self, raw: aiohttp.ClientResponse, deadline: float | None) -> None:
+    def __init__(self, raw: aiohttp.ClientResponse, life: _Life, deadline: float | None) -> None:
         self._raw = raw
+        self._life = life
         self._deadline = deadline
         self.status: int = raw.status
         self.headers: Headers = [(name.lower(), value) for name, value in raw.raw_headers]
-        self.content_length, _ = rules.framing(raw.status, self.headers)
+        self.content_length, chunked = rules.framing(raw.status, self.headers)
+        self._until_close = self.content_length is None and not chunked
+        life.carry(raw.content)
 
     def whole(self) -> bytes | None:
         content = self._raw.content
-        return content.read_nowait() if content.is_eof() and content.exception() is None else None
+        if not content.is_eof() or content.exception() is not None or self._cut_short():
+            return None
+        return content.read_nowait()
+
+    def _cut_short(self) -> bool:
+        return self._until_close and self._life.broken
 
     async def chunks(self) -> AsyncIterator[bytes]:
         failure: UpstreamError | None = None
@@ -84,6 +136,8 @@ class AiohttpResponse:
         try:
             async for chunk in self._raw.content.iter_any():
                 yield chunk
+            if self._cut_short():
+                failure = UpstreamError("connection reset", Phase.MID_STREAM)
             ended = True
         except (aiohttp.ClientError, OSError) as exc:
             failure = UpstreamError(_words(exc), Phase.MID_STREAM)
@@ -165,11 +219,11 @@ class AiohttpTransport:
     ) -> AiohttpResponse:
         data = io.BytesIO(body) if len(body) > _PLAIN_BODY_LIMIT else body or None
         failure: Exception
-        attempt.reused = False
+        attempt.life, attempt.reused = _Life(), False
         try:
             async with asyncio.timeout_at(deadline):
                 raw = await session.request(method, url, headers=lines, data=data, allow_redirects=False)
-            return AiohttpResponse(raw, deadline)
+            return AiohttpResponse(raw, attempt.life, deadline)
         except rules.BadFraming as exc:
             failure = UpstreamError(str(exc), attempt.phase)
             attempt.abort()

@@ -81,13 +81,18 @@ Script = Callable[[Peer], Awaitable[None]]
 
 @dataclass
 class Server:
-    """`peers` are the connections in the order they came, `left` those that the client closed or broke."""
+    """`peers` are the connections in the order they came; `open` counts those whose script still runs."""
 
     port: int = 0
     tls: bool = False
     peers: list[Peer] = field(default_factory=list)
     requests: list[Received] = field(default_factory=list)
     open: int = 0
+    listener: asyncio.Server | None = None
+
+    def stop_listening(self) -> None:
+        assert self.listener is not None
+        self.listener.close()
 
     def endpoint(self, token: str | None = None, prefix: str = "") -> Endpoint:
         scheme, host = ("https", "localhost") if self.tls else ("http", "127.0.0.1")
@@ -118,6 +123,7 @@ async def serving(script: Script, *, tls: ssl.SSLContext | None = None) -> Async
         task.add_done_callback(tasks.discard)
 
     listener = await asyncio.start_server(accepted, "127.0.0.1", 0, ssl=tls, backlog=512, limit=1 << 20)
+    server.listener = listener
     server.port = listener.sockets[0].getsockname()[1]
     try:
         yield server
