@@ -97,15 +97,14 @@ class Faults:
 
     def __init__(self, seed: int = 0) -> None:
         self.active: list[Fault] = []
+        self.clock: Callable[[], float] = lambda: 0.0
+        """The time that ``until_secs`` counts from; a replica's is its event loop's."""
         self.refuse_now: Callable[[float | None], None] = lambda _secs: None
         self._random = random.Random(seed)
 
-    def add(self, kind: str, route: str = "any", *, now: float = 0.0, **details: Any) -> Fault:
-        """Add a fault; raises msgspec.ValidationError (a ValueError) for one that makes no sense.
-
-        ``now`` matters to ``until_secs`` only: the event loop's time.
-        """
-        fault = self.add_json({"kind": kind, "route": route, **details}, now)
+    def add(self, kind: str, route: str = "any", *, now: float | None = None, **details: Any) -> Fault:
+        """Add a fault; raises msgspec.ValidationError (a ValueError) for one that makes no sense."""
+        fault = self.add_json({"kind": kind, "route": route, **details}, self.clock() if now is None else now)
         if fault.kind == "refuse" and route == "any":
             self.remove(fault)
             self.refuse_now(fault.secs)

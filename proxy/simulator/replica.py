@@ -31,6 +31,7 @@ class Replica:
     def __init__(self, options: ReplicaOptions) -> None:
         self.options = options
         self.faults = Faults()
+        self.faults.clock = asyncio.get_running_loop().time
         self.calls: Counter[str] = Counter()
         self.headers: dict[str, dict[str, str]] = {}
         """Request headers of the last call by route, names in lower case."""

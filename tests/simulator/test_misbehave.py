@@ -160,6 +160,11 @@ async def test_a_mount_that_lags(start: Start, http: httpx.AsyncClient, adapters
     answers = [await load(http, replica, "v1", adapters(1)) for _ in range(3)]
     assert [answer.status_code for answer in answers] == [404, 404, 200]
     assert "No adapter found for" in answers[0].json()["error"]["message"]
+    replica.faults.add("not_visible", "load", until_secs=0.5)
+    assert (await load(http, replica, "v3", adapters(1))).status_code == 404
+    async with asyncio.timeout(5):
+        while (await load(http, replica, "v3", adapters(1))).status_code != 200:
+            await asyncio.sleep(0.005)
     replica.faults.add("already_loaded", "load")
     answer = await load(http, replica, "v2", adapters(1))
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "InvalidUserInput")
