@@ -160,10 +160,69 @@ def status(url: Url = DEFAULT_URL, api_key_env: KeyEnv = DEFAULT_KEY_ENV, as_jso
         print_status(body)
 
 
+Index = Annotated[int, typer.Argument(min=0, help="The replica's index, as `lorafleet status` shows it.")]
+
+
+def list_replicas(url: Url = DEFAULT_URL, api_key_env: KeyEnv = DEFAULT_KEY_ENV, as_json: Json = False) -> None:
+    """Index, state and address of every replica."""
+    with _reported(), _client(url, api_key_env) as client:
+        rows = client.status().get("replicas", [])
+    _say(rows, "\n".join(f"{row['index']}  {row['state']:<9} {row['url']}" for row in rows), as_json)
+
+
+def add_replica(
+    replica_url: Annotated[str, typer.Argument(metavar="REPLICA_URL", help="Like http://host:8000.")],
+    url: Url = DEFAULT_URL,
+    api_key_env: KeyEnv = DEFAULT_KEY_ENV,
+    as_json: Json = False,
+) -> None:
+    """Let a replica join; it gets adapters and pause state first, traffic second."""
+    with _reported(), _client(url, api_key_env) as client:
+        index = client.add_replica(replica_url)
+    _say({"index": index, "state": "joining"}, f"replica {index} joins", as_json)
+
+
+def drain_replica(
+    index: Index, url: Url = DEFAULT_URL, api_key_env: KeyEnv = DEFAULT_KEY_ENV, as_json: Json = False
+) -> None:
+    """Give a replica no new work; what it has it finishes."""
+    with _reported(), _client(url, api_key_env) as client:
+        client.drain_replica(index)
+    _say({"index": index, "state": "draining"}, f"replica {index} drains", as_json)
+
+
+def undrain_replica(
+    index: Index, url: Url = DEFAULT_URL, api_key_env: KeyEnv = DEFAULT_KEY_ENV, as_json: Json = False
+) -> None:
+    """Let a drained replica serve again."""
+    with _reported(), _client(url, api_key_env) as client:
+        client.undrain_replica(index)
+    _say({"index": index, "state": "joining"}, f"replica {index} joins again", as_json)
+
+
+def remove_replica(
+    index: Index, url: Url = DEFAULT_URL, api_key_env: KeyEnv = DEFAULT_KEY_ENV, as_json: Json = False
+) -> None:
+    """Forget a replica for good."""
+    with _reported(), _client(url, api_key_env) as client:
+        client.remove_replica(index)
+    _say({"index": index, "state": "removed"}, f"replica {index} removed", as_json)
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`, which may have others."""
     for command in (publish, load, unload, pause, resume, status):
         app.command()(command)
+    replicas = typer.Typer(no_args_is_help=True, help="List, add, drain and remove replicas of a running fleet.")
+    for name, member_command in (
+        ("list", list_replicas),
+        ("add", add_replica),
+        ("drain", drain_replica),
+        ("undrain", undrain_replica),
+        ("remove", remove_replica),
+    ):
+        replicas.command(name)(member_command)
+    app.add_typer(replicas, name="replicas")
 
 
 def main() -> None:
@@ -202,7 +261,7 @@ def _reported() -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-def _say(body: dict[str, Any], text: str, as_json: bool) -> None:
+def _say(body: Any, text: str, as_json: bool) -> None:
     typer.echo(json.dumps(body, indent=1) if as_json else text)
 
 

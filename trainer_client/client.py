@@ -152,6 +152,24 @@ class FleetClient:
         if isinstance(answer, dict) and answer.get("success") is False:
             raise FleetRefused(200, "nothing was reset, because requests are running")
 
+    # -- membership -------------------------------------------------------------------------------------------------
+
+    def add_replica(self, url: str) -> int:
+        """Let a replica join: adapters and pause state first, traffic second. Its index."""
+        return int(self._change("/fleet/replicas", json={"url": url})["index"])
+
+    def drain_replica(self, index: int) -> None:
+        """Give it no new work; what it has it finishes."""
+        self._change(f"/fleet/replicas/{index}/drain")
+
+    def undrain_replica(self, index: int) -> None:
+        """Let a drained replica serve again."""
+        self._change(f"/fleet/replicas/{index}/undrain")
+
+    def remove_replica(self, index: int) -> None:
+        """Forget a replica for good. Refused while it has work or is the last one that serves."""
+        self._call("DELETE", f"/fleet/replicas/{index}", self._changing, {})
+
     # -- looks ------------------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
