@@ -114,6 +114,40 @@ def serve(
 
 
 @app.command()
+def doctor(
+    urls: Annotated[
+        list[str] | None, typer.Argument(metavar="URL...", help="The replicas (or LORAFLEET_REPLICAS).")
+    ] = None,
+    config: Annotated[
+        str | None, typer.Option("--config", envvar="LORAFLEET_CONFIG", help="The TOML file that serve is given.")
+    ] = None,
+    token_env: Annotated[str | None, _flag("token_env", "Environment variable with the Bearer token.")] = None,
+    token_file: Annotated[str | None, _flag("token_file", "File with the token instead.")] = None,
+    adapter: Annotated[
+        str | None,
+        typer.Option(
+            "--adapter", envvar="LORAFLEET_ADAPTER", help="An adapter directory that all replicas should see."
+        ),
+    ] = None,
+    max_staleness: Annotated[
+        int, typer.Option("--max-staleness", envvar="LORAFLEET_MAX_STALENESS", min=0, help="The trainer's.")
+    ] = 2,
+    rank: Annotated[
+        int | None, typer.Option("--rank", envvar="LORAFLEET_RANK", min=1, help="The adapter's LoRA rank.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", envvar="LORAFLEET_JSON", help="Print JSON.")] = False,
+) -> None:
+    """Is this fleet fit for adapter-only RL? One line a check; exit 1 when not."""
+    from proxy.doctor_view import run_doctor
+
+    settings = build(urls or [], Options(token_env=token_env, token_file=token_file), config=config)
+    if adapter is not None and not adapter.startswith("/"):
+        raise ConfigError(f"--adapter {adapter!r} is not absolute; write the path as the replicas see it")
+    code = run_doctor(settings.endpoints, adapter=adapter, max_staleness=max_staleness, rank=rank, as_json=as_json)
+    raise typer.Exit(code)
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     typer.echo(__version__)

@@ -15,6 +15,7 @@ from proxy.control.desired import Pause
 from proxy.control.loading import Verdict
 from proxy.control.plane import Plane, Stopwatch, failure
 from proxy.control.transaction import Phase, Said, Seat
+from proxy.control.versions import loads_are_safe
 from proxy.errors import TransactionFailed
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Switches:
 
     async def _pause(self, query: str, watch: Stopwatch) -> dict[str, Any]:
         plane, fleet = self._plane, self._plane.fleet
-        lazy = plane.settings.lazy_pause and _mode(query) == "keep"
+        lazy = plane.settings.lazy_pause and _mode(query) == "keep" and self._loads_are_safe()
         held = fleet.desired.pause
         if not (lazy and (held is None or not held.real)):
             await self._pause_for_real(query, watch)
@@ -75,6 +76,14 @@ class Switches:
         watch.lap("pause")
         if transaction.phase is not Phase.COMMITTED:
             raise failure("pausing", transaction, verdicts)
+
+    def _loads_are_safe(self) -> bool:
+        """Whether every replica's version can load an adapter while others decode; if not, a pause is a real one."""
+        for replica in self._plane.fleet.members():
+            if replica.facts is not None and not loads_are_safe(replica.facts.version):
+                logger.warning("replica %d has vLLM %s: pausing for real", replica.index, replica.facts.version)
+                return False
+        return True
 
     async def make_real(self, watch: Stopwatch) -> None:
         """A lazy pause becomes a real one, because a call that changes weights has come."""

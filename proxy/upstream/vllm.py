@@ -71,7 +71,7 @@ class VllmCalls:
         return await self._call(endpoint, "POST", target, timeout_secs, body)
 
     async def health(self, endpoint: Endpoint, timeout_secs: float) -> Answer:
-        return await self._call(endpoint, "GET", "/health", timeout_secs)
+        return await self.get(endpoint, "/health", timeout_secs)
 
     async def observe(self, endpoint: Endpoint, timeout_secs: float, *, sleep: bool = False) -> Observed | Answer:
         """What the replica lists and whether it is paused; the Answer that stopped the look otherwise.
@@ -128,6 +128,9 @@ class VllmCalls:
             data_parallel_size=_int(_branch(config, "parallel_config").get("data_parallel_size")),
             dtype=dtype if isinstance(dtype, str) else None,
         )
+
+    async def get(self, endpoint: Endpoint, target: str, timeout_secs: float) -> Answer:
+        return await self._call(endpoint, "GET", target, timeout_secs)
 
     async def server_info(self, endpoint: Endpoint, query: str, timeout_secs: float) -> Answer:
         target = f"/server_info?{query}" if query else "/server_info"
