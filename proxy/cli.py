@@ -39,7 +39,10 @@ def _flag(name: str, help_: str, **more: Any) -> Any:
 def serve(
     urls: Annotated[
         list[str] | None,
-        typer.Argument(metavar="URL...", help="One URL per vLLM replica (or LORAFLEET_REPLICAS, or --config)."),
+        typer.Argument(
+            metavar="URL...",
+            help="One URL per vLLM replica, or dns://name:port for all of a name (or LORAFLEET_REPLICAS, --config).",
+        ),
     ] = None,
     config: Annotated[
         str | None,

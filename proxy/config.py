@@ -12,15 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+from proxy.control.discovery import Group
 from proxy.control.settings import ControlSettings
 from proxy.errors import ConfigError
+from proxy.replica_settings import read_replicas, read_token
 from proxy.upstream.tokens import TokenSource
 from proxy.upstream.transport import Endpoint
 
 POLICIES = ("prefix", "consistent_hash", "least_loaded", "round_robin")
-DEFAULT_TOKEN_ENV = "HF_TOKEN"
 DEFAULT_KEY_ENV = "LORAFLEET_API_KEY"
 
 
@@ -109,6 +109,7 @@ class Settings:
     host: str
     port: int
     endpoints: tuple[Endpoint, ...]
+    groups: tuple[Group, ...]
     default_token: TokenSource
     api_key: Secret | None
     policy: str
@@ -155,8 +156,8 @@ def build(
     """Merge and check everything. Raises ConfigError with one line that names the flag and the mend."""
     tree = read_toml(config)
     chosen = {field.name: _pick(field.name, options, tree) for field in fields(Options)}
-    default_token = _token(chosen["token_env"], chosen["token_file"], environment)
-    endpoints = _endpoints(urls, tree.get("replica", []), default_token, environment)
+    default_token = read_token(chosen["token_env"], chosen["token_file"], environment)
+    endpoints, groups = read_replicas(urls, tree.get("replica", []), default_token, environment)
     host, api_key_env = chosen["host"], chosen["api_key_env"]
     key = environment.get(api_key_env, "").strip()
     if not key and api_key_env != DEFAULT_KEY_ENV:
@@ -166,13 +167,15 @@ def build(
             f"--host {host} can be reached from other machines, and lorafleet adds your token to what it forwards: "
             f"set a key for clients in ${api_key_env}, or say --insecure-no-auth"
         )
-    min_ready = chosen["min_ready"] if chosen["min_ready"] is not None else len(endpoints)
-    if min_ready > len(endpoints):
+    least = len(endpoints) + len(groups)
+    min_ready = chosen["min_ready"] if chosen["min_ready"] is not None else least
+    if min_ready > least and not groups:
         raise ConfigError(f"--min-ready {min_ready} is more than the {len(endpoints)} replicas given; lower it")
     return Settings(
         host=host,
         port=chosen["port"],
         endpoints=endpoints,
+        groups=groups,
         default_token=default_token,
         api_key=Secret(key) if key else None,
         policy=chosen["policy"],
@@ -213,26 +216,6 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def check_url(url: object, where: str = "URL") -> str:
-    """A replica's base URL without a trailing slash. Raises ConfigError that says what is wrong, without userinfo."""
-    if not isinstance(url, str) or not url.strip():
-        raise ConfigError(f"{where}: a replica's URL is empty; give one like http://host:8000")
-    url = url.strip().rstrip("/")
-    try:
-        parts = urlsplit(url)
-        port_ok = parts.port is None or parts.port > 0
-    except ValueError:
-        parts, port_ok = urlsplit(""), False
-    if "://" not in url or parts.scheme not in ("http", "https"):
-        shown = url.rpartition("@")[2]
-        raise ConfigError(f"{where}: {shown!r} has no scheme; write http://{shown.partition('://')[2] or shown}")
-    if parts.username is not None or parts.password is not None:
-        raise ConfigError(f"{where}: user names and passwords in a URL end up in logs; use --token-env or --token-file")
-    if not parts.hostname or not port_ok or parts.query or parts.fragment or any(c <= " " for c in url):
-        raise ConfigError(f"{where}: {url!r} is not a replica's address; write http://host:port")
-    return url
-
-
 def _pick(name: str, options: Options, tree: Mapping[str, Any]) -> Any:
     value = getattr(options, name)
     if value is None and name in tree:
@@ -268,58 +251,6 @@ def _typed(name: str, value: Any) -> Any:
     if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
         raise ConfigError(f"--config: {name} must be {' or '.join(t.__name__ for t in wanted)}, not {value!r}")
     return value
-
-
-def _token(variable: str | None, file: str | None, environment: Mapping[str, str], where: str = "") -> TokenSource:
-    """The token that these settings name. Without any, $HF_TOKEN when it is set, else none is sent."""
-    try:
-        if file is not None and variable is not None:
-            raise ConfigError("give --token-env or --token-file, not both")
-        if file is not None:
-            where = where or "--token-file: "
-            return TokenSource.from_file(file)
-        if variable is not None:
-            where = where or "--token-env: "
-            return TokenSource.from_environment(variable, environment)
-        if environment.get(DEFAULT_TOKEN_ENV, "").strip():
-            where = where or "--token-env: "
-            return TokenSource.from_environment(DEFAULT_TOKEN_ENV, environment)
-    except ConfigError as error:
-        raise ConfigError(where + error.message) from None
-    return TokenSource.none()
-
-
-def _endpoints(
-    urls: Sequence[str], tables: Any, default: TokenSource, environment: Mapping[str, str]
-) -> tuple[Endpoint, ...]:
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ConfigError("--config: replicas are written as [[replica]] tables with a url each")
-    if not urls and not tables:
-        urls = environment.get("LORAFLEET_REPLICAS", "").replace(",", " ").split()
-    found: list[Endpoint] = [Endpoint(check_url(url), default) for url in urls]
-    if not urls:
-        for number, table in enumerate(tables, start=1):
-            where = f"--config: [[replica]] number {number}"
-            unknown = set(table) - {"url", "token_env", "token_file"}
-            if unknown:
-                raise ConfigError(f"{where}: unknown key {sorted(unknown)[0]!r}; known are url, token_env, token_file")
-            own = "token_env" in table or "token_file" in table
-            token = (
-                _token(table.get("token_env"), table.get("token_file"), environment, f"{where}: ") if own else default
-            )
-            found.append(Endpoint(check_url(table.get("url"), where), token))
-    if not found:
-        raise ConfigError(
-            "URL: no replica given; name at least one, like `lorafleet serve http://host:8000` (or LORAFLEET_REPLICAS)"
-        )
-    seen: set[tuple[str, str, int | None, str]] = set()
-    for endpoint in found:
-        parts = urlsplit(endpoint.base)
-        key = (parts.scheme, parts.hostname or "", parts.port, parts.path)
-        if key in seen:
-            raise ConfigError(f"URL: replica {endpoint.base} is given twice; leave one out")
-        seen.add(key)
-    return tuple(found)
 
 
 def _roots(roots: Sequence[str]) -> tuple[Path, ...]:

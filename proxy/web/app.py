@@ -12,8 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import proxy
-from proxy.config import Settings, check_url
+from proxy.config import Settings
 from proxy.control.adapters import AdapterChanges
+from proxy.control.discovery import Follower
 from proxy.control.journal import Journal
 from proxy.control.membership import Membership
 from proxy.control.plane import Plane
@@ -23,9 +24,11 @@ from proxy.control.switches import Switches
 from proxy.errors import BadRequest, ConfigError, LorafleetError, MethodNotAllowed, NotFound, Unauthorized
 from proxy.fleet import Fleet
 from proxy.metrics import Metrics
+from proxy.replica_settings import check_url
 from proxy.routing.router import Router
 from proxy.upstream.aiohttp_transport import AiohttpTransport
 from proxy.upstream.lean_transport import LeanTransport
+from proxy.upstream.resolve import resolve
 from proxy.upstream.transport import Endpoint, Transport
 from proxy.upstream.vllm import VllmCalls
 from proxy.web.asgi import Receive, Scope, Send, send_error
@@ -38,6 +41,9 @@ from proxy.web.history import History
 from proxy.web.page import status_page
 
 logger = logging.getLogger("lorafleet")
+
+RESOLVE_SECS = 5.0
+"""Between two look-ups of a dns:// name."""
 
 ROUTED = frozenset(
     {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/inference/v1/generate"}
@@ -79,7 +85,7 @@ class App:
         self._settings = settings
         self._on_started = on_started
         self._key = settings.api_key.value.encode() if settings.api_key else None
-        self._ticker: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         fleet = Fleet(settings.endpoints, Router(settings.policy))
         history = History()
         transport: Transport = AiohttpTransport() if settings.transport == "aiohttp" else LeanTransport()
@@ -90,7 +96,8 @@ class App:
             metrics.transaction(record)
             history.mark(record.kind, record.outcome, record.name)
 
-        journal = Journal(settings.state_dir, [endpoint.base for endpoint in settings.endpoints])
+        fleet_names = [*(endpoint.base for endpoint in settings.endpoints), *map(str, settings.groups)]
+        journal = Journal(settings.state_dir, fleet_names)
         plane = Plane(fleet, calls, journal, settings.control, on_record=on_record)
         adapters, switches = AdapterChanges(plane), Switches(plane, metrics.pause_lease_expired)
         reconciler = Reconciler(plane)
@@ -109,6 +116,7 @@ class App:
             settings.control.pause_lease_secs,
         )
         membership = Membership(fleet, reconciler, self._endpoint)
+        self._followers = [Follower(group, fleet, membership, resolve, RESOLVE_SECS) for group in settings.groups]
         self._control = ControlApi(adapters, switches)
         self._post_only = ROUTED | TO_ANY | self._control.routes.keys()
         self._fleet_api = FleetApi(fleet, plane, switches, membership, calls, metrics, history, view)
@@ -183,11 +191,12 @@ class App:
     async def start(self) -> None:
         self.parts.switches.arm_lease()
         self.parts.reconciler.start()
-        self._ticker = asyncio.get_running_loop().create_task(self._tick())
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._tick()), *(loop.create_task(f.run()) for f in self._followers)]
 
     async def stop(self) -> None:
-        if self._ticker is not None:
-            self._ticker.cancel()
+        for task in self._tasks:
+            task.cancel()
         self.parts.switches.stop()
         await self.parts.reconciler.stop()
         await self.parts.plane.stop()
