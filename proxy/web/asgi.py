@@ -35,9 +35,9 @@ async def send_error(send: Send, error: LorafleetError, headers: Headers = (), *
 class Departure:
     """Calls `left` when the client goes away; started once the whole body has been read.
 
-    The server's `receive` is stepped from callbacks of the future that it waits for, because a task for it on every
-    request costs more than everything else that is done to notice a departure. `stop()` ends the watch; a `left` that
-    comes because the response is complete must be ignored by whoever passed it.
+    The server's `receive` is stepped from callbacks of the future that it waits for: a task for it takes about twice
+    as long (6 us a request instead of 3). `stop()` ends the watch. Servers also say that a client left when the
+    response is complete: by then, stop it or ignore the call.
     """
 
     __slots__ = ("_left", "_receive", "_waiting")
