@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from proxy.control import journal as edits
 from proxy.control import slots
-from proxy.control.adapter_files import Seen, check_name, check_path, fingerprint, look
+from proxy.control.adapter_files import Seen, check_name, check_path
 from proxy.control.answers import Answer, Outcome
 from proxy.control.desired import Adapter, choose_upstream
 from proxy.control.failpoints import reach
@@ -66,7 +66,7 @@ class AdapterChanges:
         plane, fleet = self._plane, self._plane.fleet
         name, path = request.name, request.path
         success = f"Success: LoRA adapter '{name}' added successfully."
-        seen: Seen | None = await plane.in_thread(look, path)
+        seen: Seen | None = await plane.in_thread(plane.files.look, path)
         digest = request.digest or (seen.digest if seen else None)
         watch.lap("digest")
         if request.digest and seen and seen.digest != request.digest:
@@ -84,7 +84,7 @@ class AdapterChanges:
             plane.pending.add(upstream)
             try:
                 if await self._load_everywhere(adapter, replicas, watch):
-                    if seen is not None and await plane.in_thread(fingerprint, path) != seen.fingerprint:
+                    if seen is not None and await plane.in_thread(plane.files.fingerprint, path) != seen.fingerprint:
                         await self._take_back(adapter, replicas)
                         raise TransactionFailed(
                             f"the files at {path} changed while they were loaded; undone, try again"
@@ -111,7 +111,7 @@ class AdapterChanges:
         while clock() < min(until, since + SETTLED_SECS):
             await asyncio.sleep(delay)
             delay = min(delay * 1.6, 0.4)
-            seen: Seen | None = await plane.in_thread(look, path)
+            seen: Seen | None = await plane.in_thread(plane.files.look, path)
             if seen is None or seen.digest == digest:
                 return digest
             if seen.fingerprint != last:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from proxy.control import adapter_files
 from proxy.control import journal as edits
 from proxy.control.answers import Answer, Observed, Outcome, ReplicaCalls
 from proxy.control.failpoints import reach
@@ -27,6 +28,7 @@ from proxy.errors import LorafleetError, TransactionFailed, Unavailable
 from proxy.replica_state import Event, State
 
 if TYPE_CHECKING:
+    from proxy.control.adapter_files import Fingerprint, Seen
     from proxy.control.desired import Desired
     from proxy.fleet import Fleet, Replica
 
@@ -44,6 +46,14 @@ class JournalLike(Protocol):
     def append(self, line: Line, desired: Desired) -> None: ...
 
     def close(self) -> None: ...
+
+
+class FilesLike(Protocol):
+    """What the proxy sees of adapters on disk; `proxy.control.adapter_files` unless a test brings its own."""
+
+    def look(self, path: str) -> Seen | None: ...
+
+    def fingerprint(self, path: str) -> Fingerprint | None: ...
 
 
 class Stopwatch:
@@ -72,6 +82,7 @@ class Plane:
         *,
         wall: Callable[[], float] = time.time,
         in_thread: Threaded = asyncio.to_thread,
+        files: FilesLike = adapter_files,
         on_record: Callable[[TransactionRecord], None] = lambda record: None,
     ) -> None:
         self.fleet = fleet
@@ -80,6 +91,7 @@ class Plane:
         self.settings = settings
         self.wall = wall
         self.in_thread = in_thread
+        self.files = files
         self.known: frozenset[str] = frozenset()
         self.remembers = False
         self.pending: set[str] = set()

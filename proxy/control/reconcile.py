@@ -14,7 +14,6 @@ import random
 from typing import TYPE_CHECKING
 
 from proxy.control import journal as edits
-from proxy.control.adapter_files import look
 from proxy.control.admission import unfit
 from proxy.control.adoption import adoptable
 from proxy.control.answers import Answer, Observed, Outcome
@@ -261,7 +260,7 @@ class Reconciler:
         are not loaded under the old name."""
         plane, fleet, index = self._plane, self._plane.fleet, replica.index
         if adapter.digest is not None:
-            seen = await plane.in_thread(look, adapter.path)
+            seen = await plane.in_thread(plane.files.look, adapter.path)
             if seen is not None and seen.digest != adapter.digest:
                 fleet.set_error(
                     index,
