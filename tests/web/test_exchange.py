@@ -87,7 +87,7 @@ class World:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        while len(self.sent) >= self.room_for:
+        while len(self.sent) >= self.room_for:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         self.sent.append(message)
 
@@ -115,7 +115,7 @@ class World:
 
     @property
     def ended(self) -> bool:
-        return bool(self.sent) and not self.sent[-1].get("more_body", False)
+        return len(self.sent) > 1 and not self.sent[-1].get("more_body", False)
 
 
 def fails(phase: Phase) -> UpstreamError:
