@@ -279,9 +279,11 @@ class _Stale(Exception):
 
 
 def _lines(headers: Headers, token: str | None) -> list[tuple[str, str]]:
+    kept = rules.upstream(headers)
+    rules.block(kept)  # for its refusals
     # aiohttp writes header text as UTF-8, so what is not UTF-8 cannot pass unchanged.
     try:
-        lines = [(name.decode("ascii"), value.decode()) for name, value in rules.upstream(headers)]
+        lines = [(name.decode("ascii"), value.decode()) for name, value in kept]
     except UnicodeDecodeError:
         raise BadRequest("a header value is not UTF-8") from None
     if token is not None:

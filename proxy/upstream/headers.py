@@ -60,24 +60,30 @@ _OURS = b"x-lorafleet-"
 _NOT_DOWNSTREAM = HOP_BY_HOP | {b"alt-svc", b"date", b"server"}
 _NAMES_A_PLACE = frozenset({b"content-location", b"location"})
 
+_LISTS_NOTHING = frozenset({b"close", b"keep-alive", b"Keep-Alive"})
+_COLON = b": "
+
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _TARGET = re.compile(r"/[!\"$-~]*")  # every visible character but "#"
 _VISIBLE = re.compile(r"[!-~]+")
-_LENGTH = re.compile(rb"[0-9]{1,18}")
+_LONGEST_LENGTH = 18  # digits
 _REMEMBERED_NAMES = 1024
 
-# Name as it came -> whether it goes upstream. Only well-formed names are in here.
-_goes_upstream: dict[bytes, bool] = {}
+
+class _Fates(dict[bytes, bool]):
+    """Name as it came -> whether it goes upstream. Only well-formed names are remembered."""
+
+    def __missing__(self, name: bytes) -> bool:
+        if not _TOKEN.fullmatch(name):
+            raise BadRequest("a header name has a character that is not allowed")
+        lower = name.lower()
+        goes = lower not in _NOT_UPSTREAM and not lower.startswith(_OURS)
+        if len(self) < _REMEMBERED_NAMES:
+            self[name] = goes
+        return goes
 
 
-def _judge(name: bytes) -> bool:
-    if not _TOKEN.fullmatch(name):
-        raise BadRequest("a header name has a character that is not allowed")
-    name_lower = name.lower()
-    goes = name_lower not in _NOT_UPSTREAM and not name_lower.startswith(_OURS)
-    if len(_goes_upstream) < _REMEMBERED_NAMES:
-        _goes_upstream[name] = goes
-    return goes
+_goes_upstream = _Fates()
 
 
 class BadFraming(Exception):
@@ -106,49 +112,40 @@ def check_target(target: str) -> None:
 
 
 def upstream(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """The client's header lines that a replica may see, in order, duplicates kept.
+    """The client's header lines that a replica may see, in order, duplicates kept. Values are `block`'s to check.
 
-    Raises BadRequest on a malformed name or a line break or NUL in a value.
+    Raises BadRequest on a malformed name.
     """
-    known = _goes_upstream
-    kept: list[tuple[bytes, bytes]] = []
-    listed = b""
-    for line in headers:
-        name, value = line
-        goes = known.get(name)
-        if goes is None:
-            goes = _judge(name)
-        if goes:
-            kept.append(line)
-        elif name.lower() == b"connection":
-            listed += b"," + value
-    if listed:
-        kept = _without_listed(kept, listed)
-    values = b"".join([value for _, value in kept])
-    if b"\n" in values or b"\r" in values or b"\0" in values:
-        raise BadRequest("a header value has a line break in it")
-    return kept
+    fates = _goes_upstream
+    return _without_listed([line for line in headers if fates[line[0]]], headers)
 
 
 def downstream(headers: Headers) -> list[tuple[bytes, bytes]]:
     """The replica's header lines that the client sees. Right only if the body is passed on byte for byte:
     Content-Length and Content-Encoding are kept. A Location that names a host is left out: it would be the replica's.
     """
-    kept: list[tuple[bytes, bytes]] = []
-    listed = b""
-    for line in headers:
-        name, value = line
-        if name in _NOT_DOWNSTREAM:
-            if name == b"connection":
-                listed += b"," + value
-        elif name not in _NAMES_A_PLACE or b"//" not in value:
-            kept.append(line)
-    return _without_listed(kept, listed) if listed else kept
+    kept = [line for line in headers if line[0] not in _NOT_DOWNSTREAM]
+    for name, value in kept:
+        if name in _NAMES_A_PLACE and b"//" in value:
+            kept = [line for line in kept if line[0] not in _NAMES_A_PLACE or b"//" not in line[1]]
+            break
+    return _without_listed(kept, headers)
 
 
-def _without_listed(kept: list[tuple[bytes, bytes]], listed: bytes) -> list[tuple[bytes, bytes]]:
-    names = {name.strip() for name in listed.lower().split(b",")} - {b"", b"close", b"keep-alive"}
-    return [line for line in kept if line[0].lower() not in names] if names else kept
+def _without_listed(kept: list[tuple[bytes, bytes]], headers: Headers) -> list[tuple[bytes, bytes]]:
+    values = [value for name, value in headers if name == b"connection"]
+    if not values or (values[0] in _LISTS_NOTHING and len(values) == 1):
+        return kept
+    listed = {name.strip() for name in b",".join(values).lower().split(b",")}
+    return [line for line in kept if line[0].lower() not in listed]
+
+
+def block(lines: Headers) -> bytes:
+    """The lines as they go on the wire, each with its end. Raises BadRequest when a value has a line break or NUL."""
+    joined = b"\r\n".join([*map(_COLON.join, lines), b""])
+    if not joined.count(b"\n") == joined.count(b"\r") == len(lines) or b"\0" in joined:
+        raise BadRequest("a header value has a line break in it")
+    return joined
 
 
 def framing(status: int, headers: Headers) -> tuple[int | None, bool]:
@@ -163,7 +160,7 @@ def framing(status: int, headers: Headers) -> tuple[int | None, bool]:
     chunked = False
     for name, value in headers:
         if name == b"content-length":
-            if length is not None or not _LENGTH.fullmatch(value):
+            if length is not None or not value.isdigit() or len(value) > _LONGEST_LENGTH:
                 raise BadFraming("ambiguous Content-Length")
             length = value
         elif name == b"transfer-encoding":

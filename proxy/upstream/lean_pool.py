@@ -14,6 +14,8 @@ from proxy.upstream.failures import words
 from proxy.upstream.lean_connection import Connection
 from proxy.upstream.transport import Headers
 
+_REMEMBERED_STARTS = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Address:
@@ -49,11 +51,11 @@ class Pool:
         "_address",
         "_auth_line",
         "_connect_secs",
-        "_host_line",
         "_idle",
         "_idle_secs",
         "_loop",
         "_open",
+        "_starts",
         "_sweeper",
         "_tls",
         "_token",
@@ -76,7 +78,7 @@ class Pool:
         self._idle: dict[Connection, None] = {}  # by the time they came back, oldest first
         self._open: set[Connection] = set()
         self._sweeper: asyncio.TimerHandle | None = None
-        self._host_line = b" HTTP/1.1\r\nhost: %b\r\n" % address.authority.encode()
+        self._starts: dict[tuple[str, str], bytes] = {}  # (method, target) -> request line and Host
         self._token: str | None = None
         self._auth_line = b""
 
@@ -88,14 +90,21 @@ class Pool:
 
     def head(self, method: str, target: str, headers: Headers, token: str | None, length: int) -> bytes:
         """Request line and header block. Raises BadRequest for what may not be sent."""
-        rules.check_method(method)
-        rules.check_target(target)
+        start = self._starts.get((method, target)) or self._start(method, target)
         if token != self._token:
             self._use(token)
-        start = f"{method} {self._address.prefix}{target}".encode("ascii")
-        size = b"content-length: %d\r\n" % length if length or method in rules.METHODS_WITH_BODY else b""
-        lines = [b"%b: %b\r\n" % line for line in rules.upstream(headers)]
-        return b"".join((start, self._host_line, self._auth_line, size, *lines, b"\r\n"))
+        if length or method in rules.METHODS_WITH_BODY:
+            start += b"content-length: %d\r\n" % length
+        return b"%b%b%b\r\n" % (start, self._auth_line, rules.block(rules.upstream(headers)))
+
+    def _start(self, method: str, target: str) -> bytes:
+        rules.check_method(method)
+        rules.check_target(target)
+        address = self._address
+        start = f"{method} {address.prefix}{target} HTTP/1.1\r\nhost: {address.authority}\r\n".encode("ascii")
+        if len(self._starts) < _REMEMBERED_STARTS:
+            self._starts[method, target] = start
+        return start
 
     def _use(self, token: str | None) -> None:
         if token is not None:
