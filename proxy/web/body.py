@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from proxy.errors import BadRequest, BodyTooLarge, LorafleetError
 from proxy.web.asgi import CLOSE, Receive, Scope, Send, send_error
@@ -31,8 +32,11 @@ def declared_length(scope: Scope) -> int | None:
     return length
 
 
-async def read_body(scope: Scope, receive: Receive, send: Send, limit: int) -> bytes | None:
-    """The whole body. None when there is nothing to go on with: the client left, or was refused with 400 or 413.
+async def read_body(
+    scope: Scope, receive: Receive, send: Send, limit: int, left: Callable[[str], None]
+) -> bytes | None:
+    """The whole body. None when there is nothing to go on with: the client was refused with 400 or 413, or it went
+    away (`left("body")`).
 
     A body over `limit` bytes is refused at once when its length is declared, else as soon as it is over; the
     connection is then closed.
@@ -50,6 +54,7 @@ async def read_body(scope: Scope, receive: Receive, send: Send, limit: int) -> b
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
+            left("body")
             return None
         chunk = message.get("body", b"")
         more = message.get("more_body", False)

@@ -14,8 +14,9 @@ What follows a failure before any byte of ours went out (the client knows nothin
 - 404 for a committed adapter: the replica restarted and lost it. The fleet is told, the next replica is asked.
 - Nobody else to ask: wait at the gate, and after a moment the same replica again, until `wait_ready_secs` are used up.
 
-Any other answer is the client's, unchanged. After the head went out there is no second try: the client's connection is
-cut (the server closes a connection whose response was not ended), so that half an answer never looks like a whole one.
+Any other answer is the client's, unchanged. Its head goes out with the first byte of its body. After that there is no
+second try: the client's connection is cut (the server closes a connection whose response was not ended), so that half
+an answer never looks like a whole one.
 """
 
 from __future__ import annotations
@@ -180,6 +181,16 @@ class Exchange:
             self._left = True
             self._interrupt()
 
+    def _on_began(self) -> None:
+        assert self._held is not None
+        self._held.first_byte()
+        self._answered = self._loop.time()
+        self._phase = "streaming"
+
+    def _on_completed(self) -> None:
+        assert self._held is not None
+        self._held.on_lost = None
+
     def _interrupt(self) -> None:
         self._signals += 1
         self._task.cancel()
@@ -253,7 +264,7 @@ class Exchange:
             self._repeats += 1
         else:
             self._patience -= self._loop.time() - began
-        if self._repeats > 1:
+        if self._repeats > 1 or self._patience <= 0:
             raise failed.error
         if failed.skip:
             self._tried |= {held.replica.index}
@@ -272,12 +283,16 @@ class Exchange:
             response = await forwarder.transport.request(
                 replica.endpoint, self._scope["method"], self._target, headers=headers, body=body
             )
-            held.first_byte()
-            self._answered = self._loop.time()
             seen = await self._judge(response, held) if response.status >= 400 else None
-            self._phase = "streaming"
-            stamps = forwarder.stamps(held)
-            await relay.run(response, seen, held.served, stamps, learn=self._routed, completed=lambda: _settle(held))
+            await relay.run(
+                response,
+                seen,
+                held.served,
+                forwarder.stamps(held),
+                learn=self._routed,
+                began=self._on_began,
+                completed=self._on_completed,
+            )
             ok = response.status < 400
             forwarder.answered(replica.index, response.status)
         except UpstreamError as error:
@@ -357,7 +372,3 @@ class Exchange:
             left=self._left,
             cut=cut,
         )
-
-
-def _settle(held: Held) -> None:
-    held.on_lost = None

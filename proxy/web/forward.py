@@ -56,15 +56,13 @@ class Forwarder:
 
     async def completion(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A request that generates: routed by its prompt, held back while the fleet is paused."""
-        body = await read_body(scope, receive, send, self.settings.max_body_bytes)
-        if body is None:
-            self.observer.client_left("body")
-            return
-        await Exchange(self, scope, send, body, parse(scope["path"], body), routed=True).run(receive)
+        body = await read_body(scope, receive, send, self.settings.max_body_bytes, self.observer.client_left)
+        if body is not None:
+            await Exchange(self, scope, send, body, parse(scope["path"], body), routed=True).run(receive)
 
     async def to_any(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A request that any ready replica can answer; a model's name in it is resolved as in a completion."""
-        body = await read_body(scope, receive, send, self.settings.max_body_bytes)
+        body = await read_body(scope, receive, send, self.settings.max_body_bytes, self.observer.client_left)
         if body is not None:
             await Exchange(self, scope, send, body, _UNROUTED, routed=False).run(receive)
 

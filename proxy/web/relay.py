@@ -10,7 +10,7 @@ from proxy.lease import Served
 from proxy.upstream import headers as rules
 from proxy.upstream.transport import Headers, UpstreamResponse
 from proxy.web import usage
-from proxy.web.asgi import Send
+from proxy.web.asgi import Message, Send
 from proxy.web.rewrite import GiveBack
 
 SMALL_ANSWER = 4 << 20
@@ -44,17 +44,20 @@ class Relay:
         stamps: Headers,
         *,
         learn: bool,
+        began: Callable[[], None],
         completed: Callable[[], None],
     ) -> None:
         """Send head and body. `body` is the whole body if it has been read already, `stamps` are our header lines.
 
-        `completed` is called when nothing more is wanted of the replica. Raises UpstreamError if it breaks off.
+        The head waits for the first byte of the body: engines send the head of a stream when they queue the request,
+        and as long as the client knows nothing, another replica can take over. `began` is called then, `completed` when
+        nothing more is wanted of the replica. Raises UpstreamError if it breaks off.
         """
         status = response.status
         if not 200 <= status < 600:
             raise UpstreamError(f"the replica answered with status {status}", Phase.MAYBE_SENT)
         headers = rules.downstream(response.headers)
-        content, coded = content_type(headers)
+        media, coded = content_type(headers)
         back: GiveBack | None = None
         if served is not None and served.name != served.upstream and not coded:
             back = GiveBack(served.upstream, served.name, anywhere=status >= 400)
@@ -68,50 +71,78 @@ class Relay:
         elif body is None:
             body = response.whole()
         headers.extend(stamps)
+        start = {"type": "http.response.start", "status": status, "headers": headers}
         learn = learn and status == 200 and not coded
-        self.status = status
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        if body is not None:
-            self.complete = True
-            completed()
-            self.sent = len(body)
-            await self._send({"type": "http.response.body", "body": body})
-            kept = [body]
+        if body is None:
+            kept = await self._stream(response, start, back, began, media if learn else b"")
+            last = back.rest() if back is not None else b""
         else:
-            stream = content.startswith(b"text/event-stream")
-            kept = await self._stream(response, back, usage.TAIL if stream else usage.LIMIT if learn else 0, stream)
-            self.complete = True
-            completed()
-            rest = back.rest() if back is not None else b""
-            self.sent += len(rest)
-            await self._send({"type": "http.response.body", "body": rest})
+            began()
+            self.status = status
+            await self._send(start)
+            kept = [body]
+            last = body
+        self.complete = True
+        completed()
+        self.sent += len(last)
+        await self._send({"type": "http.response.body", "body": last})
         if learn and kept:
             if self.sent >= YIELD_FROM:
                 await asyncio.sleep(0)
-            self.learned = usage.read(content, kept)
+            self.learned = usage.read(media, kept)
 
-    async def _stream(self, response: UpstreamResponse, back: GiveBack | None, limit: int, tail: bool) -> list[bytes]:
-        """Send the chunks; return the last `limit` bytes (`tail`), or all of them if they are not more."""
+    async def _stream(
+        self,
+        response: UpstreamResponse,
+        start: Message,
+        back: GiveBack | None,
+        began: Callable[[], None],
+        media: bytes,
+    ) -> list[bytes]:
+        """Send the head and the chunks as they come. Returns what there is to learn from, by the media type."""
         send = self._send
-        kept: list[bytes] = []
-        size = 0
+        kept = _Kept(media)
         async for chunk in response.chunks():
+            if self.status is None:
+                began()
+                self.status = start["status"]
+                await send(start)
             if back is not None:
                 chunk = back.feed(chunk)
                 if not chunk:
                     continue
             self.sent += len(chunk)
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            if limit:
-                kept.append(chunk)
-                size += len(chunk)
-                if size > limit:
-                    if not tail:
-                        kept, limit = [], 0
-                        continue
-                    while size - len(kept[0]) >= limit:
-                        size -= len(kept.pop(0))
-        return kept
+            kept.add(chunk)
+        if self.status is None:
+            began()
+            self.status = start["status"]
+            await send(start)
+        return kept.chunks
+
+
+class _Kept:
+    """The chunks of a JSON answer unless they become too many, or the last ones of an event stream."""
+
+    __slots__ = ("_limit", "_size", "_tail", "chunks")
+
+    def __init__(self, media: bytes) -> None:
+        self.chunks: list[bytes] = []
+        self._size = 0
+        self._tail = media.startswith(b"text/event-stream")
+        self._limit = usage.TAIL if self._tail else usage.LIMIT if media else 0
+
+    def add(self, chunk: bytes) -> None:
+        if not self._limit:
+            return
+        self.chunks.append(chunk)
+        self._size += len(chunk)
+        if self._size > self._limit:
+            if self._tail:
+                while self._size - len(self.chunks[0]) >= self._limit:
+                    self._size -= len(self.chunks.pop(0))
+            else:
+                self.chunks, self._limit = [], 0
 
 
 def content_type(headers: Headers) -> tuple[bytes, bool]:

@@ -34,7 +34,9 @@ def model_in(body: bytes) -> str | None:
     except _UNREADABLE:
         loaded = _load(body)
         model = loaded.get("model") if loaded is not None else None
-    return model if isinstance(model, str) and model else None
+    if not isinstance(model, str) or not model:
+        return None
+    return model.encode(errors="replace").decode()  # half of a surrogate pair could not be written into an error
 
 
 def with_model(body: bytes, name: str) -> bytes:

@@ -63,6 +63,13 @@ async def test_a_name_that_is_not_committed_is_not_served(body: bytes) -> None:
     await replica.stop()
 
 
+@pytest.mark.parametrize("model", [b"\\ud800", b"a\\udfff\\ud800b", b"\\u0000", b"`\\n\\r", b"x" * 100_000])
+async def test_a_name_that_cannot_be_is_404(model: bytes) -> None:
+    async with front(["http://127.0.0.1:9"]) as it, httpx.AsyncClient(timeout=20) as client:
+        answer = await client.post(it.url + "/v1/completions", content=b'{"model": "%b"}' % model)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, 404)
+
+
 PROMPTS = {
     "text": "Hello",
     "texts": ["Hello", "World"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -12,7 +11,7 @@ import pytest
 from proxy.control.desired import Adapter
 from proxy.replica_state import Event, State
 from tests.web.front import FACTS, Front, each_transport, front, until  # noqa: F401
-from tests.web.scripted import ANSWER, Call, Scripted
+from tests.web.scripted import ANSWER, Call, Script, Scripted
 
 REQUEST = {"model": "base", "prompt": [1, 2, 3]}
 V1 = Adapter("v1", "/a/v1", None, "v1")
@@ -49,8 +48,20 @@ async def test_refused_connections_go_to_whoever_is_left() -> None:
     await good.stop()
 
 
-@pytest.mark.parametrize("death", [Call.reset, Call.close])
-async def test_no_byte_came_back(death: Callable[[Call], None]) -> None:
+def _head_then_reset(call: Call) -> None:
+    call.stream()
+    call.reset()
+
+
+async def _head_then_close(call: Call) -> None:
+    """As when an engine dies that had queued the request: the head of a stream goes out before its first token."""
+    call.stream()
+    await call.drain()
+    call.close()
+
+
+@pytest.mark.parametrize("death", [Call.reset, Call.close, _head_then_reset, _head_then_close])
+async def test_no_byte_came_back(death: Script) -> None:
     broken, good = await Scripted(death).start(), await Scripted().start()
     async with front([broken.url, good.url]) as it:
         answer = await _first_then(it, broken, good)

@@ -23,6 +23,7 @@ class Client:
     def __init__(self, *messages: Message) -> None:
         self.messages = list(messages)
         self.sent: list[Message] = []
+        self.left: list[str] = []
 
     async def receive(self) -> Message:
         if not self.messages:
@@ -33,7 +34,7 @@ class Client:
         self.sent.append(message)
 
     async def read(self, limit: int = 10, headers: Sequence[tuple[bytes, bytes]] = ()) -> bytes | None:
-        return await read_body({"headers": list(headers)}, self.receive, self.send, limit)
+        return await read_body({"headers": list(headers)}, self.receive, self.send, limit, self.left.append)
 
     @property
     def status(self) -> int | None:
@@ -59,6 +60,7 @@ async def test_the_body_is_read_to_its_end(messages: list[Message], body: bytes 
     client = Client(*messages)
     assert await client.read() == body
     assert not client.sent
+    assert client.left == ([] if body is not None else ["body"])
 
 
 async def test_one_chunk_is_not_copied() -> None:
@@ -81,6 +83,7 @@ async def test_one_byte_too_much(messages: list[Message], left: int) -> None:
     assert client.status == 413
     assert (b"connection", b"close") in client.sent[0]["headers"]
     assert client.ended
+    assert client.left == []
     assert len(client.messages) == left
 
 
