@@ -218,7 +218,10 @@ class Connection(asyncio.Protocol):
 
 
 def _stray_line_break(exchange: LeanResponse, data: bytes) -> bool:
-    """Whether line breaks follow the response that `data` ends: the one kind of surplus that the parser skips."""
+    """Whether line breaks follow the response that `data` ends: the one kind of surplus that the parser skips.
+
+    A last read too short to tell counts as one.
+    """
     if exchange.content_length and exchange.parts:
         return not data.endswith(exchange.parts[-1])
-    return data.endswith(b"\r\n\r\n\r\n")
+    return len(data) < 5 or data.endswith(b"\n\r\n\r\n")

@@ -121,9 +121,9 @@ class Pool:
         connection, _ = self._idle.popitem()
         if self._loop.time() - connection.idle_since < self._idle_secs:
             return connection
-        # The youngest is too old, so all are.
         connection.abort()
-        self._sweep()
+        while self._idle:  # the youngest was too old, so all are
+            self._idle.popitem()[0].abort()
         return None
 
     async def connect(self, deadline: float | None) -> Connection:
@@ -161,9 +161,7 @@ class Pool:
         self._open.discard(connection)
 
     def _sweep(self) -> None:
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            self._sweeper = None
+        self._sweeper = None
         oldest = self._loop.time() - self._idle_secs
         for connection in list(self._idle):
             if connection.idle_since > oldest:

@@ -161,7 +161,7 @@ def once(*pieces: bytes) -> Script:
 
 async def eventually(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110 - any condition: nothing to wait on
+        while not condition():
             await asyncio.sleep(0.005)
 
 
