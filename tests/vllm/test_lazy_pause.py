@@ -42,7 +42,7 @@ async def test_decoding_is_bit_identical_while_versions_are_loaded(
                 assert admin.post("/reset_prefix_cache").json() == {"success": True}
         loaded = asyncio.create_task(decode(client, proxy.url))
         async with asyncio.timeout(60):
-            while sum(await asyncio.gather(*map(running, replicas))) < REQUESTS:  # noqa: ASYNC110
+            while sum(await asyncio.gather(*map(running, replicas))) < REQUESTS:
                 await asyncio.sleep(0.02)
         for version in range(2, 7):
             await asyncio.to_thread(sync, proxy, version, adapters / f"v{version}")

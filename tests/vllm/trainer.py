@@ -1,8 +1,7 @@
 """A small run of TRL's AsyncGRPOTrainer with a LoRA policy, run by the real venv's python; prints JSON lines.
 
 Read from the environment: BASE_URL, MODEL, OUT (required), STEPS (6), STALENESS (2), LEARNING_RATE (5e-4), GROUP (4),
-STEP_SECS (0, seconds that each group's reward takes: stretches a run in which something must happen meanwhile),
-SEED (0).
+STEP_SECS (0, how long each step takes at least: stretches a run in which something must happen meanwhile), SEED (0).
 
 The trainer class is TRL's own. What is changed around it is what a machine without a GPU needs, see `patch_for_cpu`.
 """
@@ -28,7 +27,6 @@ RESPONSE_TEMPLATE = {
 
 def reward(completions, completion_ids, **_):
     """Spread-out numbers, so that every group has an advantage to learn from."""
-    time.sleep(float(os.environ.get("STEP_SECS", "0")))
     pairs = zip(completions, completion_ids, strict=True)
     return [sum(map(str.isdigit, c[0]["content"])) + len(set(ids)) for c, ids in pairs]
 
@@ -74,7 +72,7 @@ def say(kind: str, **fields) -> None:
 def make_trainer():
     from datasets import Dataset
     from peft import LoraConfig
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, TrainerCallback
     from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 
     tokenizer = AutoTokenizer.from_pretrained(os.environ["MODEL"])
@@ -106,6 +104,11 @@ def make_trainer():
         disable_tqdm=True,
     )
     lora = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+
+    class Pace(TrainerCallback):
+        def on_step_begin(self, *args, **kwargs):
+            time.sleep(float(os.environ.get("STEP_SECS", "0")))
+
     return AsyncGRPOTrainer(
         model=os.environ["MODEL"],
         args=config,
@@ -113,6 +116,7 @@ def make_trainer():
         train_dataset=dataset,
         processing_class=tokenizer,
         peft_config=lora,
+        callbacks=[Pace()],
     )
 
 
