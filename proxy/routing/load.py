@@ -33,12 +33,15 @@ class Trace:
 
 @dataclass(slots=True)
 class ReplicaLoad:
-    """What one replica has in hand. `free_at` is when it should have computed all prompts that it was given."""
+    """What one replica has in hand. `queued` of the `uncached` prompt tokens in flight should still be computed.
+
+    `speed` is how much longer than the others it takes.
+    """
 
     sequences: int = 0
     requests: int = 0
     uncached: int = 0
-    free_at: float = 0.0
+    queued: float = 0.0
     speed: float = 1.0
     answers: int = 0
     placed: float = 0.0
@@ -47,37 +50,39 @@ class ReplicaLoad:
     _crowd: float = 0.0
     _at: float = 0.0
 
-    def pending(self, now: float) -> float:
+    def pending(self, rates: "Rates", now: float) -> float:
         """Seconds of prompts to compute before a new one can begin."""
-        return max(0.0, self.free_at - now)
+        seconds = rates.prefill * self.speed
+        return max(0.0, self.queued * seconds - (now - self._at))
 
     def begin(self, trace: Trace, rates: "Rates", now: float) -> None:
-        self._tick(now)
-        seconds = rates.prefill * self.speed
+        self._tick(rates, now)
         trace.began = now
         trace.crowd_before = self._crowd
-        trace.work_before = self._work - (self.pending(now) / seconds if seconds else 0.0)
+        trace.work_before = self._work - self.queued
         self._work += trace.uncached
         self.sequences += trace.sequences
         self.requests += 1
         self.uncached += trace.uncached
-        self.free_at = max(self.free_at, now) + trace.uncached * seconds
+        self.queued += trace.uncached
 
-    def finish(self, trace: Trace, now: float) -> tuple[float, float]:
+    def finish(self, trace: Trace, rates: "Rates", now: float) -> tuple[float, float]:
         """Lower the load; (uncached tokens computed meanwhile, mean number of sequences meanwhile)."""
-        self._tick(now)
+        self._tick(rates, now)
         self.sequences -= trace.sequences
         self.requests -= 1
         self.uncached -= trace.uncached
-        if not self.requests:
-            self.free_at = min(self.free_at, now)
+        self.queued = min(self.queued, self.uncached)
         seconds = now - trace.began
         crowd = (self._crowd - trace.crowd_before) / seconds if seconds > 0 else float(trace.sequences)
         return self._work - trace.work_before, crowd
 
-    def _tick(self, now: float) -> None:
-        if now > self._at:
-            self._crowd += self.sequences * (now - self._at)
+    def _tick(self, rates: "Rates", now: float) -> None:
+        passed = now - self._at
+        if passed > 0.0:
+            self._crowd += self.sequences * passed
+            seconds = rates.prefill * self.speed
+            self.queued = max(0.0, self.queued - passed / seconds) if seconds else 0.0
             self._at = now
 
 
@@ -90,6 +95,7 @@ class Rates:
     crowd: float = 0.0
     answers: int = 0
     tokens_out: float = 64.0
+    _typical: float = 1.0
     _moments: list[float] = field(default_factory=lambda: [0.0] * 9)
 
     @property
@@ -111,7 +117,8 @@ class Rates:
         expected = self.expect(uncached, tokens_out, crowd) if self.known else 0.0
         if expected > 0.0:
             ratio = min(max(seconds / expected, 0.05), 20.0)
-            load.speed += (ratio - load.speed) * max(_SPEED_STEP, 1.0 / load.answers)
+            self._typical += (ratio - self._typical) * _SPEED_STEP / 2
+            load.speed += (ratio / self._typical - load.speed) * max(_SPEED_STEP, 1.0 / load.answers)
         scale = load.speed / seconds
         x, y, z = uncached * scale, tokens_out * scale, tokens_out * crowd * scale
         m = self._moments

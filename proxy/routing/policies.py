@@ -31,8 +31,9 @@ Route = Literal["affinity", "spill", "new", "fallback"]
 
 FAIR: Final = 1.25
 """How much more than the mean a replica may have before others are preferred."""
-PLACED: Final = 1.15
+PLACED: Final = 1.0
 WINDOW: Final = 16.0
+SLACK: Final = 0.7
 CLEAR: Final = 1.5
 COLD: Final = 2
 COLD_CROWD: Final = 4
@@ -123,7 +124,7 @@ def _place(view: View) -> int:
     """The ring's choice among those that had no more than their part of the new prompts."""
     loads = view.loads
     allowed = set(view.candidates)
-    limit = PLACED * (sum(loads[slot].placed for slot in view.candidates) + 1.0) / len(view.candidates)
+    limit = PLACED * (sum(loads[slot].placed for slot in view.candidates) + 1.0) / len(view.candidates) + SLACK
     limit = max(limit, 1.0)
     for slot in view.ring.walk(view.key):
         if slot in allowed and loads[slot].placed + 1.0 <= limit + 1e-9:
@@ -135,7 +136,7 @@ def _seconds(view: View, slot: int, uncached: float) -> float:
     """What a request costs on a replica: its own time, and by how much it slows the others there."""
     load, rates = view.loads[slot], view.rates
     beside = load.sequences
-    own = load.pending(view.now) + load.speed * rates.expect(uncached, view.tokens_out, beside + view.sequences)
+    own = load.pending(view.rates, view.now) + load.speed * rates.expect(uncached, view.tokens_out, beside + view.sequences)
     others = load.speed * beside * (rates.prefill * uncached + rates.crowd * view.tokens_out * view.sequences)
     return own + others
 

@@ -188,7 +188,7 @@ class Router:
         if known is None:
             return
         load = self._loads[known.slot]
-        work, crowd = load.finish(decision.trace, now)
+        work, crowd = load.finish(decision.trace, self._rates, now)
         self._sequences -= decision.sequences
         if not ok:
             return
