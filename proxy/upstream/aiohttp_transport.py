@@ -217,23 +217,16 @@ class AiohttpTransport:
         lines: list[tuple[str, str]],
         body: bytes,
     ) -> AiohttpResponse:
+        if self._closed:
+            raise UpstreamError("transport closed", attempt.phase)
         data = io.BytesIO(body) if len(body) > _PLAIN_BODY_LIMIT else body or None
-        failure: Exception
         attempt.life, attempt.reused = _Life(), False
         try:
             async with asyncio.timeout_at(deadline):
                 raw = await session.request(method, url, headers=lines, data=data, allow_redirects=False)
             return AiohttpResponse(raw, attempt.life, deadline)
-        except rules.BadFraming as exc:
-            failure = UpstreamError(str(exc), attempt.phase)
-            attempt.abort()
-        except (aiohttp.ClientError, OSError) as exc:
-            if isinstance(exc, TimeoutError) and not isinstance(exc, aiohttp.ClientError):
-                failure = UpstreamTimeout("no answer in time", attempt.phase)
-            elif attempt.reused and _closed_in_silence(exc):
-                failure = _Stale()
-            else:
-                failure = UpstreamError(_words(exc), attempt.phase)
+        except (rules.BadFraming, aiohttp.ClientError, OSError) as exc:
+            failure = _failure(exc, attempt)
             attempt.abort()
         except BaseException:
             attempt.abort()
@@ -245,10 +238,7 @@ class AiohttpTransport:
         if self._closed:
             raise UpstreamError("transport closed", Phase.NOT_SENT)
         if self._sessions is None:
-            self._sessions = (
-                self._session(keepalive_timeout=self._idle_secs),
-                self._session(force_close=True),
-            )
+            self._sessions = self._session(keepalive_timeout=self._idle_secs), self._session(force_close=True)
         return self._sessions
 
     def _session(self, **pool: Any) -> aiohttp.ClientSession:
@@ -292,6 +282,16 @@ def _lines(headers: Headers, token: str | None) -> list[tuple[str, str]]:
     return lines
 
 
+def _failure(exc: Exception, attempt: _Attempt) -> Exception:
+    if isinstance(exc, rules.BadFraming):
+        return UpstreamError(str(exc), attempt.phase)
+    if isinstance(exc, TimeoutError) and not isinstance(exc, aiohttp.ClientError):
+        return UpstreamTimeout("no answer in time", attempt.phase)
+    if attempt.reused and _closed_in_silence(exc):
+        return _Stale()
+    return UpstreamError(_words(exc), attempt.phase)
+
+
 def _closed_in_silence(exc: BaseException) -> bool:
     if isinstance(exc, aiohttp.ServerDisconnectedError):
         return isinstance(exc.message, str)  # otherwise it is the part of the head that came
@@ -314,7 +314,7 @@ def _root(exc: BaseException) -> BaseException:
 def _words(exc: BaseException) -> str:
     if isinstance(exc, aiohttp.ClientConnectorDNSError):
         return "name not resolved"
-    if isinstance(exc, aiohttp.ServerDisconnectedError):
+    if isinstance(exc, aiohttp.ServerDisconnectedError) or type(exc) is aiohttp.ClientConnectionError:
         return words(None)
     if isinstance(exc, aiohttp.ClientPayloadError):
         return "response cut short"
