@@ -11,7 +11,9 @@ import uvicorn
 
 from proxy.config import Settings
 from proxy.errors import ConfigError
+from proxy.malloc import keep_heap
 from proxy.web.app import App
+from proxy.web.one_write import OneWriteProtocol
 
 GRACE_SECS = 8
 """What runs when the process is told to end may go on for so long; then its connections are closed."""
@@ -49,17 +51,19 @@ def run_server(settings: Settings) -> None:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     sock = bind(settings.host, settings.port)
+    keep_heap()
     port = sock.getsockname()[1]
     app = App(settings, on_started=lambda: _announce(settings, port))
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=OneWriteProtocol,
         loop="auto",
         interface="asgi3",
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
+        proxy_headers=False,  # nobody asks who the client is, and a client may say anything
         server_header=False,
         timeout_keep_alive=CLIENT_IDLE_SECS,
         timeout_graceful_shutdown=GRACE_SECS,
