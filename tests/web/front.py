@@ -26,6 +26,7 @@ from proxy.upstream.transport import Endpoint, Transport
 from proxy.web.asgi import Receive, Scope, Send
 from proxy.web.forward import Forwarder, ForwardSettings
 from proxy.web.observe import Outcome, Silent
+from proxy.web.one_write import OneWriteProtocol
 
 FACTS = Facts(base_models=("base",), base_root="/m", max_model_len=4096, block_size=16, kv_capacity_tokens=100_000)
 
@@ -91,6 +92,9 @@ class Front:
         self.commit(desired)
 
     def commit(self, desired: Desired) -> None:
+        """Make it so, on replicas that have been paused or resumed already."""
+        for replica in self.fleet.replicas:
+            replica.paused = desired.pause is not None and desired.pause.real
         self.fleet.commit(desired)
 
     def at_rest(self) -> bool:
@@ -115,6 +119,13 @@ class Front:
 
 
 ROUTED = {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/inference/v1/generate"}
+
+
+def commit(fleet: Fleet, desired: Desired) -> None:
+    """Commit, with replicas that have done already what is wanted."""
+    for replica in fleet.replicas:
+        fleet.set_paused(replica.index, desired.pause is not None and desired.pause.real)
+    fleet.commit(desired)
 
 
 @contextlib.asynccontextmanager
@@ -144,16 +155,11 @@ async def front(replicas: Sequence[str | Endpoint], *, ready: bool = True, **set
 
 async def serve(app: Any) -> tuple[asyncio.Server, ServerState]:
     """uvicorn's protocol on a free port, without the process around it (signals, ticks)."""
-    config = uvicorn.Config(
-        app, http="httptools", interface="asgi3", lifespan="off", log_config=None, proxy_headers=False, access_log=False
-    )
+    config = uvicorn.Config(app, http=OneWriteProtocol, interface="asgi3", lifespan="off", log_config=None, ws="none")
     config.load()
     state = ServerState()
-    loop = asyncio.get_running_loop()
-    protocol = config.http_protocol_class
-    assert not isinstance(protocol, str)
-    server = await loop.create_server(
-        lambda: protocol(config=config, server_state=state, app_state={}), "127.0.0.1", 0, backlog=2048
+    server = await asyncio.get_running_loop().create_server(
+        lambda: OneWriteProtocol(config=config, server_state=state, app_state={}), "127.0.0.1", 0, backlog=2048
     )
     return server, state
 
@@ -161,7 +167,7 @@ async def serve(app: Any) -> tuple[asyncio.Server, ServerState]:
 async def until(condition: Callable[[], Any], secs: float = 20) -> None:
     """Wait for a condition of the same loop."""
     async with asyncio.timeout(secs):
-        while not condition():  # noqa: ASYNC110
+        while not condition():
             await asyncio.sleep(0.002)
 
 

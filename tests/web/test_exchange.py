@@ -17,7 +17,7 @@ from proxy.routing.router import Router
 from proxy.upstream.transport import Endpoint
 from proxy.web.asgi import Message
 from proxy.web.forward import Forwarder, ForwardSettings
-from tests.web.front import FACTS, Notes, until
+from tests.web.front import FACTS, Notes, commit, until
 
 BODY = b'{"model":"base","prompt":[1,2,3]}'
 
@@ -87,7 +87,7 @@ class World:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        while len(self.sent) >= self.room_for:  # noqa: ASYNC110
+        while len(self.sent) >= self.room_for:
             await asyncio.sleep(0.001)
         self.sent.append(message)
 
@@ -247,11 +247,15 @@ async def test_death_after_the_last_byte_does_no_harm() -> None:
 
 async def test_a_pause_does_not_use_up_patience() -> None:
     world = World(lambda replica, attempt: Response(b"a"), wait_ready_secs=0.01)
-    world.fleet.commit(world.fleet.desired.with_pause(Pause("mode=keep", 0.0)))
+    for replica in world.fleet.replicas:
+        world.fleet.set_paused(replica.index, True)
+    commit(world.fleet, world.fleet.desired.with_pause(Pause("mode=keep", 0.0)))
     task = world.start()
     await until(lambda: world.notes.now_waiting)
     await asyncio.sleep(0.03)
-    world.fleet.commit(world.fleet.desired.with_pause(None))
+    for replica in world.fleet.replicas:
+        world.fleet.set_paused(replica.index, False)
+    commit(world.fleet, world.fleet.desired.with_pause(None))
     async with asyncio.timeout(20):
         await task
     assert world.status == 200

@@ -11,7 +11,7 @@ from proxy.replica_state import Event
 from proxy.routing.router import Router
 from proxy.upstream.transport import Endpoint
 from proxy.web.gate import Gate
-from tests.web.front import FACTS
+from tests.web.front import FACTS, commit
 
 PAUSE = Pause("mode=keep", 0.0)
 
@@ -52,11 +52,11 @@ async def test_they_go_through_in_order_when_somebody_can_serve() -> None:
 async def test_a_change_that_helps_nobody_wakes_nobody() -> None:
     waiters = Waiters()
     task = await waiters.come(0)
-    waiters.fleet.commit(waiters.fleet.desired.with_pause(PAUSE))
+    commit(waiters.fleet, waiters.fleet.desired.with_pause(PAUSE))
     waiters.ready()
     await asyncio.sleep(0)
     assert not task.done()
-    waiters.fleet.commit(waiters.fleet.desired.with_pause(None))
+    commit(waiters.fleet, waiters.fleet.desired.with_pause(None))
     await task
 
 
