@@ -32,7 +32,8 @@ def _flag(name: str, help_: str, **more: Any) -> Any:
     if default not in (None, ()) and not isinstance(default, bool):
         help_ += f" [default: {default:g}]" if isinstance(default, float) else f" [default: {default}]"
     dashed = "--" + name.replace("_", "-")
-    return typer.Option(dashed, envvar=f"LORAFLEET_{name.upper()}", help=help_, show_default=False, **more)
+    shown = help_.replace("[", r"\[")  # or it would be taken for markup and left out
+    return typer.Option(dashed, envvar=f"LORAFLEET_{name.upper()}", help=shown, show_default=False, **more)
 
 
 @app.command()
@@ -46,7 +47,9 @@ def serve(
     ] = None,
     config: Annotated[
         str | None,
-        typer.Option("--config", envvar="LORAFLEET_CONFIG", help="TOML file: flags by name, and [[replica]] tables."),
+        typer.Option(
+            "--config", envvar="LORAFLEET_CONFIG", help=r"TOML file: flags by name, and \[\[replica]] tables."
+        ),
     ] = None,
     host: Annotated[str | None, _flag("host", "Address to listen on.")] = None,
     port: Annotated[int | None, _flag("port", "Port to listen on; 0 takes a free one.")] = None,

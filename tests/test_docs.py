@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 import trainer_client
 from proxy.cli import app
@@ -142,7 +143,8 @@ def commands_table() -> str:
                 users.setdefault(flag, []).append(command)
     rows = ["| flag | variable | default | of | meaning |", "|---|---|---|---|---|"]
     for flag, of in users.items():
-        rows.append(f"| `{flag.name}` | `{flag.variable}` | {flag.default} | {', '.join(of)} | {flag.help} |")
+        shown = ", ".join(dict.fromkeys("replicas ..." if name.startswith("replicas ") else name for name in of))
+        rows.append(f"| `{flag.name}` | `{flag.variable}` | {flag.default} | {shown} | {flag.help} |")
     return "\n".join(rows)
 
 
@@ -277,6 +279,14 @@ def test_toml_blocks_are_settings(page: Path, tmp_path: Path) -> None:
         for table in read_toml(str(file)).get("replica", []):
             assert set(table) <= {"url", "token_env", "token_file"}
         tomllib.loads(block)
+
+
+def test_help_shows_each_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    shown = CliRunner().invoke(app, ["serve", "--help"], terminal_width=400).output
+    stated = [flag.default for flag in commands()["serve"] if flag.default not in ("none", "off")]
+    assert [default for default in stated if f"[default: {default}]" not in shown] == []
+    assert "[[replica]]" in shown
 
 
 def test_every_path_is_documented(tmp_path: Path) -> None:
