@@ -131,8 +131,9 @@ class Rates:
 def fit(moments: list[float]) -> tuple[float, float, float]:
     """The three rates, none negative, that explain the answers best.
 
-    A tenth of a percent of each diagonal is added to it: where the answers cannot tell two rates apart, because all
-    were alike, they share what is to be explained.
+    A little is added to each diagonal. Where the answers cannot tell two rates apart, because all were alike, the one
+    with the smaller addition explains nearly all: `step`, so that a batch is not thought to slow a replica until it
+    was seen to.
     """
     xx, xy, xz, yy, yz, zz, x, y, z = moments
     matrix = ((xx * 1.001, xy, xz), (xy, yy * 1.001, yz), (xz, yz, zz * 1.03))

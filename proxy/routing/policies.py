@@ -34,10 +34,12 @@ FAIR: Final = 1.25
 PLACED: Final = 1.0
 WINDOW: Final = 16.0
 SLACK: Final = 0.7
-CLEAR: Final = 1.5
+CLEAR: Final = 1.25
+SLOW: Final = 1.3
 COLD: Final = 2
 COLD_CROWD: Final = 4
 POPULAR: Final = 16
+POPULAR_IDLE: Final = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,8 @@ def prefix(view: View) -> Choice:
     other = least_loaded(view).slot
     if other in view.holders:
         return Choice(other, "affinity")
-    if view.asked >= POPULAR * len(view.holders):
+    popular = POPULAR if loads[other].sequences else POPULAR_IDLE
+    if view.asked >= popular * len(view.holders):
         return Choice(other, "spill")
     if not view.rates.known:
         try_out = view.cold > 0 and load.sequences >= COLD_CROWD and not loads[other].sequences
@@ -132,11 +135,19 @@ def _place(view: View) -> int:
     return min(view.candidates, key=lambda slot: loads[slot].placed)
 
 
+def weight(loads: Sequence[ReplicaLoad], candidates: Sequence[int], slot: int) -> float:
+    """As how many placements one on this replica counts: more than one if it is clearly slower than the fastest."""
+    slower = loads[slot].speed / min(loads[other].speed for other in candidates)
+    return slower if slower > SLOW else 1.0
+
+
 def _seconds(view: View, slot: int, uncached: float) -> float:
     """What a request costs on a replica: its own time, and by how much it slows the others there."""
     load, rates = view.loads[slot], view.rates
     beside = load.sequences
-    own = load.pending(view.rates, view.now) + load.speed * rates.expect(uncached, view.tokens_out, beside + view.sequences)
+    own = load.pending(view.rates, view.now) + load.speed * rates.expect(
+        uncached, view.tokens_out, beside + view.sequences
+    )
     others = load.speed * beside * (rates.prefill * uncached + rates.crowd * view.tokens_out * view.sequences)
     return own + others
 

@@ -289,7 +289,7 @@ class Router:
         return 0
 
     def _placed(self, slot: int, slots: list[int]) -> None:
-        self._loads[slot].placed += 1.0
+        self._loads[slot].placed += policies.weight(self._loads, slots, slot)
         for other in slots:
             self._loads[other].placed *= 1.0 - 1.0 / (policies.WINDOW * len(slots))
 
