@@ -95,6 +95,7 @@ class Exchange:
         "_began",
         "_body",
         "_failure",
+        "_forgive_at",
         "_forwarder",
         "_held",
         "_left",
@@ -141,6 +142,7 @@ class Exchange:
         self._repeats = 0
         self._patience = forwarder.settings.wait_ready_secs
         self._backoff = BACKOFF_SECS
+        self._forgive_at = 0.0
         self._left = self._over = False
         self._signals = 0
         self._began = self._loop.time()
@@ -230,22 +232,27 @@ class Exchange:
             self._forwarder.fleet.resolve(self._model)
 
     async def _wait_ready(self, waited: bool) -> None:
+        """Wait for a replica that has not failed; for any, after a moment."""
         if self._patience <= 0:
             raise self._failure or Unavailable("no replica can serve this now")
-        secs = min(self._patience, self._backoff) if self._tried else self._patience
-        spent = await self._wait(secs, waited)
-        self._patience -= spent
-        if self._tried and spent >= secs * 0.99:
+        before = self._loop.time()
+        secs = self._patience
+        if self._tried:
+            self._forgive_at = self._forgive_at or before + self._backoff
+            secs = min(secs, self._forgive_at - before)
+        await self._wait(max(secs, 0.0), waited)
+        now = self._loop.time()
+        self._patience -= now - before
+        if self._tried and now >= self._forgive_at:
             self._tried = NOBODY
+            self._forgive_at = 0.0
             self._backoff *= 2
 
-    async def _wait(self, secs: float | None, waited: bool) -> float:
+    async def _wait(self, secs: float | None, waited: bool) -> None:
         self._phase = "waiting"
         before = self._loop.time()
         await self._forwarder.gate.wait(secs, waited=waited)
-        spent = self._loop.time() - before
-        self._waited += spent
-        return spent
+        self._waited += self._loop.time() - before
 
     # -- attempts ------------------------------------------------------------------------------------------------------
 

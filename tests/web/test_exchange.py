@@ -268,3 +268,13 @@ async def test_patience_ends_with_what_the_replica_said() -> None:
     assert world.status == 502
     assert 2 <= len(world.transport.asked) <= 4  # after 0.1 s, 0.2 s more, ...
     assert world.fleet.replicas[0].state is State.READY
+
+
+async def test_a_restless_fleet_does_not_keep_the_only_replica_from_being_asked_again() -> None:
+    world = World(lambda replica, attempt: raising(fails(Phase.NOT_SENT)) if attempt == 1 else Response(b"a"))
+    task = world.start()
+    async with asyncio.timeout(20):
+        while not task.done():
+            world.fleet.commit(world.fleet.desired)  # wakes whoever waits
+            await asyncio.sleep(0.001)
+    assert world.status == 200
