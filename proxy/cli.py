@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated, Any
 
@@ -109,6 +110,13 @@ def serve(
     transport: Annotated[
         str | None, _flag("transport", "Connections to replicas: lean (fewer layers) or aiohttp.")
     ] = None,
+    receipts: Annotated[
+        str | None,
+        _flag("receipts", "File that gets one JSON line for each finished completion; prompts are not written."),
+    ] = None,
+    receipts_max_mib: Annotated[
+        int | None, _flag("receipts_max_mib", "Size at which that file is turned over, in MiB; five older ones stay.")
+    ] = None,
     log_level: Annotated[str | None, _flag("log_level", "debug, info, warning or error.")] = None,
 ) -> None:
     """Make the replicas look like one vLLM server."""
@@ -136,8 +144,8 @@ def doctor(
         ),
     ] = None,
     max_staleness: Annotated[
-        int, typer.Option("--max-staleness", envvar="LORAFLEET_MAX_STALENESS", min=0, help="The trainer's.")
-    ] = 2,
+        int, typer.Option("--max-staleness", envvar="LORAFLEET_MAX_STALENESS", min=0, help="The trainer's (TRL: 4).")
+    ] = 4,
     rank: Annotated[
         int | None, typer.Option("--rank", envvar="LORAFLEET_RANK", min=1, help="The adapter's LoRA rank.")
     ] = None,
@@ -147,6 +155,8 @@ def doctor(
     from proxy.doctor_view import run_doctor
 
     settings = build(urls or [], Options(token_env=token_env, token_file=token_file), config=config)
+    if not settings.endpoints:
+        raise ConfigError("URL: doctor examines addresses, not dns:// names; give the replicas' URLs")
     if adapter is not None and not adapter.startswith("/"):
         raise ConfigError(f"--adapter {adapter!r} is not absolute; write the path as the replicas see it")
     code = run_doctor(settings.endpoints, adapter=adapter, max_staleness=max_staleness, rank=rank, as_json=as_json)
@@ -173,6 +183,8 @@ def demo(
 
 def main() -> None:
     """Run the command; one line on stderr when the usage is wrong."""
+    if os.environ.get("LORAFLEET_PORT", "").startswith("tcp://"):  # Kubernetes sets it for a service of our name
+        del os.environ["LORAFLEET_PORT"]
     try:
         code = app(standalone_mode=False)
     except ConfigError as error:

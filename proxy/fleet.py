@@ -6,6 +6,7 @@ control plane feeds it events and the desired state; the data path takes leases;
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -22,6 +23,8 @@ from proxy.routing.router import Router
 
 if TYPE_CHECKING:
     from proxy.upstream.transport import Endpoint
+
+logger = logging.getLogger("lorafleet.fleet")
 
 LATEST = "-latest"
 
@@ -118,6 +121,7 @@ class Fleet:
         new = after(replica.state, event)
         if new is replica.state:
             return False
+        logger.info("replica %d: %s -> %s%s", index, replica.state.value, new.value, f" ({reason})" if reason else "")
         replica.state, replica.since = new, self.clock()
         if new is State.READY:
             replica.last_error = None
@@ -200,18 +204,32 @@ class Fleet:
     def commit(self, desired: Desired) -> None:
         """Make `desired` what clients see, in one step.
 
-        A READY replica that does not hold all of it stops being routable in the same step, so that a name is usable on
-        all routable replicas or on none.
+        A READY replica that is behind (lacks an adapter, is not paused as it should be, missed a cache reset) stops
+        being routable in the same step, so that a name is usable on all routable replicas or on none.
         """
         gone = {a.upstream for a in self.desired.adapters.values()} - {a.upstream for a in desired.adapters.values()}
         self.desired = desired
         for upstream in gone:
             self.router.forget_model(upstream)
         for replica in self.ready():
-            missing = self.missing(replica)
-            if missing:
-                self.apply(replica.index, Event.DRIFTED, f"does not hold {missing[0].name} yet")
+            behind = self._behind(replica)
+            if behind is not None:
+                self.apply(replica.index, Event.DRIFTED, behind)
         self._changed()
+
+    def _behind(self, replica: Replica) -> str | None:
+        """What keeps a replica from being as it should be, as far as is known; None for nothing."""
+        missing = self.missing(replica)
+        if missing:
+            return f"does not hold {missing[0].name} yet"
+        if replica.asleep != (self.desired.asleep is not None):
+            return "is asleep" if replica.asleep else "is not asleep yet"
+        should_pause = self.desired.pause is not None and self.desired.pause.real
+        if replica.paused != should_pause and not replica.asleep:  # an engine that sleeps may call itself paused
+            return "is paused" if replica.paused else "is not paused yet"
+        if replica.cache_epoch is not None and replica.cache_epoch < self.desired.cache_epoch:
+            return "missed a cache reset"
+        return None
 
     def missing(self, replica: Replica) -> list[Adapter]:
         """Committed bindings that the replica is not known to hold."""

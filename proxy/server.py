@@ -15,7 +15,7 @@ from proxy.malloc import keep_heap
 from proxy.web.app import App
 from proxy.web.one_write import OneWriteProtocol
 
-GRACE_SECS = 8
+GRACE_SECS = 7
 """What runs when the process is told to end may go on for so long; then its connections are closed."""
 
 CLIENT_IDLE_SECS = 120
@@ -69,19 +69,33 @@ def run_server(settings: Settings) -> None:
         timeout_graceful_shutdown=GRACE_SECS,
     )
     try:
-        uvicorn.Server(config).run(sockets=[sock])
+        _Server(config, app).run(sockets=[sock])
     except KeyboardInterrupt:
         pass
 
 
+class _Server(uvicorn.Server):
+    """Ends what would not end by itself before it waits for the rest."""
+
+    def __init__(self, config: uvicorn.Config, app: App) -> None:
+        super().__init__(config)
+        self._app = app
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        logging.getLogger("lorafleet").info("ending; what runs may finish within %d s", GRACE_SECS)
+        # What is cut off at the end of the grace is no error of the application: uvicorn would print it as one.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        await self._app.begin_stop()
+        await super().shutdown(sockets)
+
+
 def _announce(settings: Settings, port: int) -> None:
     log = logging.getLogger("lorafleet")
-    count = len(settings.endpoints)
     sent = sum(1 for endpoint in settings.endpoints if endpoint.token())
+    names = [endpoint.base for endpoint in settings.endpoints] + [str(group) for group in settings.groups]
     log.info(
-        "serving %d replica%s at http://%s:%d (policy %s, pause %s; a token is sent to %d of them; %s)",
-        count,
-        "" if count == 1 else "s",
+        "serving %s at http://%s:%d (policy %s, pause %s; a token is sent to %d of them; %s)",
+        ", ".join(names),
         settings.host,
         port,
         settings.policy,
@@ -91,5 +105,3 @@ def _announce(settings: Settings, port: int) -> None:
     )
     if settings.api_key is None and settings.host not in ("127.0.0.1", "localhost", "::1"):
         log.warning("--insecure-no-auth: everybody who reaches this port can use and control the replicas")
-    for endpoint in settings.endpoints:
-        log.info("replica %s", endpoint.base)

@@ -7,15 +7,19 @@ from collections.abc import Sequence
 from proxy.control.answers import Observed
 
 
-def adoptable(seen: Sequence[Observed]) -> list[tuple[str, str]]:
-    """(name, path) of the adapters that every replica lists alike, in the first replica's order.
+def adoptable(seen: Sequence[Observed]) -> list[tuple[str, str, str]]:
+    """(client name, upstream name, path) of the adapters that every replica lists alike, in the first one's order.
 
-    What only some of them list is left alone: nobody knows that its files are still the weights those replicas hold.
+    An upstream name with an `@` is an alias of ours (see `desired.choose_upstream`): the client's name stands before
+    it, and the newest of a name's bindings counts. What only some replicas list is left alone: nobody knows that its
+    files are still the weights those replicas hold.
     """
     if not seen:
         return []
-    return [
-        (name, path)
-        for name, path in seen[0].adapters.items()
-        if path is not None and all(other.adapters.get(name) == path for other in seen[1:])
-    ]
+    newest: dict[str, tuple[str, str, str]] = {}
+    for upstream, path in seen[0].adapters.items():
+        if path is not None and all(other.adapters.get(upstream) == path for other in seen[1:]):
+            name = upstream.partition("@")[0]
+            newest.pop(name, None)
+            newest[name] = (name, upstream, path)
+    return list(newest.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,10 +17,15 @@ from proxy.errors import ReplicaAnswer
 if TYPE_CHECKING:
     from proxy.upstream.transport import Endpoint
 
+logger = logging.getLogger("lorafleet.control")
+
 FIRST_RETRY_SECS = 0.05
 LAST_RETRY_SECS = 0.4
 """A mount that lags is asked again after 50 ms, then ever later, at most 0.4 s (and 20 % of jitter): the load ends
 within 0.6 s of the moment that the files can be seen."""
+
+SAY_AFTER_SECS = 2.0
+"""A load that waits longer than this for files says so in the log."""
 
 TRUTH_SECS = 5.0
 """How long the truth is sought from a replica whose answer was lost, before it is taken for dead."""
@@ -52,6 +58,7 @@ class Loading:
     async def run(self) -> Verdict:
         """Never raises for what the replica does."""
         clock = asyncio.get_running_loop().time
+        began, said = clock(), False
         delay, lost = FIRST_RETRY_SECS, 0
         while True:
             left = self.deadline - clock()
@@ -63,6 +70,9 @@ class Loading:
                 verdict = await self._judge(answer, lost)
             if verdict is not None:
                 return verdict
+            if not said and clock() - began > SAY_AFTER_SECS:
+                said = True
+                logger.warning("waiting for replica %d to see %s: %s", self.replica, self.path, answer.message)
             if self.abandoned():
                 return self._said(Said.REFUSED, answer, "given up because another replica refused")
             if clock() + delay >= self.deadline:

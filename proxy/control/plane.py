@@ -155,11 +155,14 @@ class Plane:
         task.add_done_callback(self._background.discard)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
-    async def stop(self) -> None:
+    async def cancel(self) -> None:
         """Cancel what is under way; the journal says how to go on."""
         for task in list(self._background):
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
+
+    async def stop(self) -> None:
+        await self.cancel()
         self.journal.close()
 
     def _forget(self, subject: str, done: asyncio.Task[Any]) -> None:

@@ -76,11 +76,11 @@ class Reconciler:
         self._watched.clear()
 
     def _changed(self) -> None:
-        """Something moved: replicas that are not READY, or that hold what is to go, are looked at now."""
+        """Something moved: replicas on their way to READY, or that hold what is to go, are looked at now."""
         retiring = bool(self._plane.fleet.desired.retiring)
         for index, watched in self._watched.items():
             replica = self._plane.fleet.replicas[index]
-            if retiring or replica.state is State.SUSPECT or self._plane.fleet.missing(replica):
+            if retiring or replica.state in (State.JOINING, State.SUSPECT) or self._plane.fleet.missing(replica):
                 watched.wake.set()
 
     async def _watch(self, replica: Replica, watched: Watched) -> None:
@@ -205,9 +205,9 @@ class Reconciler:
             return False
         self._adopted = True
         if not plane.remembers and not fleet.desired.adapters:
-            for name, path in adoptable([seen for seen in self._first.values() if seen is not None]):
+            for name, upstream, path in adoptable([seen for seen in self._first.values() if seen is not None]):
                 logger.info("adopted %s from the replicas", name)
-                await plane.edit(edits.bind(Adapter(name, path, None, name)))
+                await plane.edit(edits.bind(Adapter(name, path, None, upstream)))
         return True
 
     # -- acting --------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from proxy.control import journal as edits
+from proxy.control.answers import Outcome
 from proxy.control.desired import Pause
 from proxy.control.loading import Verdict
 from proxy.control.plane import Plane, Stopwatch, failure
@@ -207,6 +208,7 @@ class Switches:
         verdict = await self._plane.switch(index, target, lambda seen: seen.asleep is False)
         if verdict.said is Said.OK:
             self._plane.fleet.set_asleep(index, False)
+            self._plane.fleet.set_paused(index, False)  # waking resumes the scheduler as well
         return verdict
 
     # -- what cannot be undone -----------------------------------------------------------------------------------------
@@ -251,7 +253,7 @@ class Switches:
             if answer.ok:
                 bodies[index] = _object(answer.body)
                 return Verdict(Said.OK, answer.of(index))
-            if answer.status is None:
+            if answer.outcome in (Outcome.UNREACHABLE, Outcome.NO_ANSWER):
                 return Verdict(Said.GONE, answer.of(index))
             return Verdict(Said.REFUSED, answer.of(index))
 

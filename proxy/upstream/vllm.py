@@ -68,7 +68,12 @@ class VllmCalls:
         return answer
 
     async def post(self, endpoint: Endpoint, target: str, timeout_secs: float | None, body: bytes = b"") -> Answer:
-        return await self._call(endpoint, "POST", target, timeout_secs, body)
+        """One control call. A 200 that vLLM did not write (a page of something in between) says nothing about what
+        happened: NO_ANSWER."""
+        answer = await self._call(endpoint, "POST", target, timeout_secs, body)
+        if answer.ok and not _of_vllm(answer.body):
+            return Answer(Outcome.NO_ANSWER, answer.status, "the answer is not one of vLLM's")
+        return answer
 
     async def health(self, endpoint: Endpoint, timeout_secs: float) -> Answer:
         return await self.get(endpoint, "/health", timeout_secs)
@@ -202,6 +207,17 @@ def _cards(raw: bytes) -> list[_Card] | None:
 
 async def _nothing() -> None:
     return None
+
+
+def _of_vllm(raw: bytes) -> bool:
+    """Whether vLLM answers a control call like this: with nothing, JSON, or a sentence about an adapter."""
+    if not raw or raw.startswith(b"Success: LoRA adapter"):
+        return True
+    try:
+        msgspec.json.decode(raw, type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
 
 
 def _as(answer: Answer, outcome: Outcome) -> Answer:

@@ -21,9 +21,11 @@ from proxy.control.plane import Plane
 from proxy.control.reconcile import Reconciler
 from proxy.control.records import TransactionRecord
 from proxy.control.switches import Switches
-from proxy.errors import BadRequest, ConfigError, LorafleetError, MethodNotAllowed, NotFound, Unauthorized
+from proxy.errors import BadRequest, ConfigError, LorafleetError, MethodNotAllowed, NotFound, Unauthorized, Unavailable
 from proxy.fleet import Fleet
 from proxy.metrics import Metrics
+from proxy.receipt_file import ReceiptFile
+from proxy.receipts import Receipts
 from proxy.replica_settings import check_url
 from proxy.routing.router import Router
 from proxy.upstream.aiohttp_transport import AiohttpTransport
@@ -38,6 +40,7 @@ from proxy.web.fleet_api import FleetApi
 from proxy.web.fleet_view import Settings as ViewSettings
 from proxy.web.forward import Forwarder, ForwardSettings
 from proxy.web.history import History
+from proxy.web.observe import Observer, Tee
 from proxy.web.page import status_page
 
 logger = logging.getLogger("lorafleet")
@@ -86,6 +89,7 @@ class App:
         self._on_started = on_started
         self._key = settings.api_key.value.encode() if settings.api_key else None
         self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = False
         fleet = Fleet(settings.endpoints, Router(settings.policy))
         history = History()
         transport: Transport = AiohttpTransport() if settings.transport == "aiohttp" else LeanTransport()
@@ -101,11 +105,17 @@ class App:
         plane = Plane(fleet, calls, journal, settings.control, on_record=on_record)
         adapters, switches = AdapterChanges(plane), Switches(plane, metrics.pause_lease_expired)
         reconciler = Reconciler(plane)
+        observer: Observer = metrics
+        self._receipts: Receipts | None = None
+        if settings.receipts is not None:
+            file = ReceiptFile(settings.receipts, settings.receipts_max_bytes)
+            self._receipts = Receipts(file, metrics.receipts)
+            observer = Tee(metrics, self._receipts)
         forwarder = Forwarder(
             fleet,
             transport,
             ForwardSettings(settings.max_body_bytes, settings.wait_ready_secs, settings.pause_queue),
-            metrics,
+            observer,
         )
         self.parts = Parts(fleet, transport, plane, adapters, switches, reconciler, forwarder, metrics, history)
         view = ViewSettings(
@@ -159,6 +169,10 @@ class App:
             response = await endpoint(Request(scope, receive))
         except LorafleetError as error:
             response = error_response(error)
+        except asyncio.CancelledError:
+            if not self._stopping:
+                raise
+            response = error_response(Unavailable("lorafleet is ending; the change was not finished"))
         await response(scope, receive, send)
 
     def _authorized(self, scope: Scope) -> bool:
@@ -189,10 +203,17 @@ class App:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def start(self) -> None:
+        if self._receipts is not None:
+            self._receipts.start()
         self.parts.switches.arm_lease()
         self.parts.reconciler.start()
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._tick()), *(loop.create_task(f.run()) for f in self._followers)]
+
+    async def begin_stop(self) -> None:
+        """End changes that are under way: the journal says how the next process goes on with them."""
+        self._stopping = True
+        await self.parts.plane.cancel()
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -201,6 +222,8 @@ class App:
         await self.parts.reconciler.stop()
         await self.parts.plane.stop()
         await self.parts.transport.close()
+        if self._receipts is not None:
+            await asyncio.to_thread(self._receipts.close)
 
     async def _tick(self) -> None:
         """Once a second: a sample for the page, and how late the event loop is."""

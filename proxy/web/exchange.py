@@ -378,4 +378,7 @@ class Exchange:
             attempts=self._attempts,
             left=self._left,
             cut=cut,
+            n=self._request.n,
+            max_tokens=self._request.max_tokens,
+            stream=self._request.stream,
         )
