@@ -23,66 +23,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from proxy.errors import LorafleetError, Phase, Unavailable, UpstreamError
-from proxy.lease import Served, Usage
+from proxy.errors import LorafleetError, Unavailable, UpstreamError
+from proxy.lease import Served
 from proxy.routing.request import RouteRequest
 from proxy.upstream.transport import Headers, UpstreamResponse
 from proxy.web.asgi import Departure, Receive, Scope, Send, send_error
+from proxy.web.interrupt import Interrupt
+from proxy.web.judge import Again, Cut, Held, broken, declared_dead, judge
 from proxy.web.observe import Outcome
-from proxy.web.relay import Relay, content_type
+from proxy.web.relay import Relay
 from proxy.web.rewrite import model_in, with_model
 
 if TYPE_CHECKING:
-    from proxy.fleet import Replica
-    from proxy.routing.router import Decision
     from proxy.web.forward import Forwarder
 
 logger = logging.getLogger(__name__)
 
 NOBODY: frozenset[int] = frozenset()
-GATEWAY = frozenset({502, 503, 504})
 BACKOFF_SECS = 0.1
 """How long a replica that just failed is left alone when there is no other; doubled each time."""
-
-SMALL_ERROR = 64 << 10
-"""Bytes of a 404 that are read to see whether it is about the model's name."""
-
-
-class Held(Protocol):
-    """A replica that works for a request: a `Lease`, or the looser hold of a request that no routing is for."""
-
-    @property
-    def replica(self) -> Replica: ...
-
-    @property
-    def served(self) -> Served | None: ...
-
-    @property
-    def decision(self) -> Decision | None: ...
-
-    on_lost: Callable[[], None] | None
-
-    def first_byte(self) -> None: ...
-
-    def release(self, *, ok: bool, usage: Usage | None = None) -> None: ...
-
-
-class _Again(Exception):
-    """This attempt came to nothing and another one may be made. `error` is what the client hears if none is."""
-
-    def __init__(self, reason: str, error: LorafleetError, *, repeat: bool, skip: bool = True) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.error = error
-        self.repeat = repeat  # the replica may have worked on it
-        self.skip = skip  # do not ask this replica next
-
-
-class _Cut(Exception):
-    """The answer broke off after its head had gone out."""
 
 
 class Exchange:
@@ -98,7 +59,7 @@ class Exchange:
         "_forgive_at",
         "_forwarder",
         "_held",
-        "_left",
+        "_interrupt",
         "_loop",
         "_model",
         "_over",
@@ -110,9 +71,7 @@ class Exchange:
         "_routed",
         "_scope",
         "_send",
-        "_signals",
         "_target",
-        "_task",
         "_tried",
         "_waited",
     )
@@ -120,8 +79,6 @@ class Exchange:
     def __init__(
         self, forwarder: Forwarder, scope: Scope, send: Send, body: bytes, request: RouteRequest, *, routed: bool
     ) -> None:
-        task = asyncio.current_task()
-        assert task is not None
         path, query = scope["raw_path"], scope["query_string"]
         self._forwarder = forwarder
         self._scope = scope
@@ -131,8 +88,8 @@ class Exchange:
         self._routed = routed
         self._target: str = (path + b"?" + query if query else path).decode("latin-1")
         self._model = request.model or (model_in(body) if body else None)
-        self._task = task
-        self._loop = task.get_loop()
+        self._interrupt = Interrupt()
+        self._loop = asyncio.get_running_loop()
         self._relay = Relay(send)
         self._phase = "waiting"
         self._held: Held | None = None
@@ -143,8 +100,7 @@ class Exchange:
         self._patience = forwarder.settings.wait_ready_secs
         self._backoff = BACKOFF_SECS
         self._forgive_at = 0.0
-        self._left = self._over = False
-        self._signals = 0
+        self._over = False
         self._began = self._loop.time()
         self._waited = 0.0
         self._answered: float | None = None
@@ -159,19 +115,19 @@ class Exchange:
         try:
             while not await self._try_once():
                 pass
-        except _Cut as broken:
+        except Cut as why:
             cut = True
-            logger.warning("an answer was cut short: %s", broken)
+            logger.warning("an answer was cut short: %s", why)
         except LorafleetError as exc:
             error = exc
         except asyncio.CancelledError:
-            if not self._ours():
+            if not self._interrupt.caught():
                 error = Unavailable("the proxy is shutting down")
                 cut = self._relay.status is not None
         finally:
             self._over = True
             departure.stop()
-        if self._left:
+        if self._interrupt.left:
             self._forwarder.observer.client_left(self._phase)
         elif error is not None and self._relay.status is None:
             self._relay.status = error.status
@@ -180,8 +136,8 @@ class Exchange:
 
     def _on_left(self) -> None:
         if not self._over and not self._relay.complete:
-            self._left = True
-            self._interrupt()
+            self._interrupt.left = True
+            self._interrupt.fire()
 
     def _on_began(self) -> None:
         assert self._held is not None
@@ -192,17 +148,6 @@ class Exchange:
     def _on_completed(self) -> None:
         assert self._held is not None
         self._held.on_lost = None
-
-    def _interrupt(self) -> None:
-        self._signals += 1
-        self._task.cancel()
-
-    def _ours(self) -> bool:
-        """Whether the cancellation that was caught came from `_interrupt` alone."""
-        while self._signals:
-            self._signals -= 1
-            self._task.uncancel()
-        return not self._task.cancelling()
 
     # -- before the replica --------------------------------------------------------------------------------------------
 
@@ -257,14 +202,14 @@ class Exchange:
     # -- attempts ------------------------------------------------------------------------------------------------------
 
     async def _try_once(self) -> bool:
-        """One attempt; False when another one is due. Raises what the client is to hear, or _Cut."""
+        """One attempt; False when another one is due. Raises what the client is to hear, or Cut."""
         held = await self._hold()
         began = self._loop.time()
         self._attempts += 1
         try:
             await self._attempt(held)
             return True
-        except _Again as again:
+        except Again as again:
             failed = again
         self._failure = failed.error
         if failed.repeat:
@@ -279,18 +224,20 @@ class Exchange:
         return False
 
     async def _attempt(self, held: Held) -> None:
-        """Ask, judge, relay. Raises _Again, _Cut, or an error for the client. Gives back what was held, always."""
+        """Ask, judge, relay. Raises Again, Cut, or an error for the client. Gives back what was held, always."""
         forwarder, relay, replica = self._forwarder, self._relay, held.replica
         response: UpstreamResponse | None = None
         ok = False
         self._phase = "asked"
-        held.on_lost = self._interrupt
+        held.on_lost = self._interrupt.fire
         try:
             headers, body = self._outgoing(held.served)
             response = await forwarder.transport.request(
                 replica.endpoint, self._scope["method"], self._target, headers=headers, body=body
             )
-            seen = await self._judge(response, held) if response.status >= 400 else None
+            seen = None
+            if response.status >= 400:
+                seen = await judge(forwarder, response, held, repeated=self._repeats > 0, tried=self._tried)
             await relay.run(
                 response,
                 seen,
@@ -306,15 +253,14 @@ class Exchange:
             held.on_lost = None
             forwarder.failed(replica.index, error.message)
             if relay.status is not None:
-                raise _Cut(f"replica {replica.index}: {error.message}") from None
-            raise _Again(error.message, error, repeat=error.phase is not Phase.NOT_SENT) from None
+                raise Cut(f"replica {replica.index}: {error.message}") from None
+            raise broken(error) from None
         except asyncio.CancelledError:
-            if not self._ours() or self._left:
+            if not self._interrupt.caught() or self._interrupt.left:
                 raise
             if relay.status is not None:
-                raise _Cut(f"replica {replica.index} was declared dead") from None
-            dead = UpstreamError("the replica died while it worked on this", Phase.MAYBE_SENT)
-            raise _Again("declared dead", dead, repeat=True) from None
+                raise Cut(f"replica {replica.index} was declared dead") from None
+            raise declared_dead() from None
         finally:
             held.on_lost = None
             if response is not None and not relay.complete:
@@ -329,34 +275,6 @@ class Exchange:
         if served.name != served.upstream:  # the answer has to be readable
             headers = [line for line in headers if line[0] != b"accept-encoding"]
         return headers, with_model(self._body, served.upstream)
-
-    async def _judge(self, response: UpstreamResponse, held: Held) -> bytes | None:
-        """Look at an error before it goes to the client: its body, if that had to be read.
-
-        Raises _Again if another replica should be asked instead.
-        """
-        forwarder, served, index = self._forwarder, held.served, held.replica.index
-        status = response.status
-        if status == 404 and served is not None and served.adapter:
-            length = response.content_length
-            body = await response.read() if length is not None and length <= SMALL_ERROR else None
-            if body is not None and b"does not exist" in body and forwarder.lost_adapter(index, served):
-                gone = Unavailable(f"no replica holds {served.name} at the moment")
-                raise _Again("lost its adapters", gone, repeat=False, skip=False)
-            return body
-        if self._from_gateway(response, index):
-            held.on_lost = None
-            said = UpstreamError(f"a gateway before the replica answered {status}", Phase.MAYBE_SENT)
-            forwarder.failed(index, said.message)
-            raise _Again(said.message, said, repeat=True)
-        return None
-
-    def _from_gateway(self, response: UpstreamResponse, index: int) -> bool:
-        """Whether something in front of a dying replica spoke, and another replica is there to be asked instead."""
-        if response.status not in GATEWAY or self._repeats:
-            return False
-        elsewhere = self._forwarder.fleet.routable(self._tried | {index})
-        return bool(elsewhere) and not content_type(response.headers)[0].startswith(b"application/json")
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -376,7 +294,7 @@ class Exchange:
             first_byte_secs=self._answered - began if self._answered is not None else None,
             total_secs=self._loop.time() - began,
             attempts=self._attempts,
-            left=self._left,
+            left=self._interrupt.left,
             cut=cut,
             n=self._request.n,
             max_tokens=self._request.max_tokens,

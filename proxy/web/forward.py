@@ -13,8 +13,9 @@ from proxy.routing.request import RouteRequest, parse
 from proxy.upstream.transport import Transport
 from proxy.web.asgi import Receive, Scope, Send
 from proxy.web.body import read_body
-from proxy.web.exchange import Exchange, Held
+from proxy.web.exchange import Exchange
 from proxy.web.gate import Gate
+from proxy.web.judge import Held
 from proxy.web.observe import Observer, Silent
 from proxy.web.passthrough import Errands
 

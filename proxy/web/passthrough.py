@@ -15,7 +15,7 @@ from proxy.replica_state import State
 
 
 class Errand:
-    """See `proxy.web.exchange.Held`."""
+    """See `proxy.web.judge.Held`."""
 
     __slots__ = ("_errands", "decision", "on_lost", "replica", "served")
 
