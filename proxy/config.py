@@ -49,6 +49,8 @@ class Options:
     strict: bool | None = None
     verify_load: bool | None = None
     transport: str | None = None
+    receipts: str | None = None
+    receipts_max_mib: int | None = None
     log_level: str | None = None
 
 
@@ -70,6 +72,7 @@ DEFAULTS = Options(
     strict=False,
     verify_load=False,
     transport="lean",
+    receipts_max_mib=256,
     log_level="info",
 )
 
@@ -83,6 +86,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "wait_ready_secs": (0, 86400),
     "unload_drain_secs": (0, 86400),
     "probe_secs": (0.05, 60),
+    "receipts_max_mib": (1, 1_000_000),
 }
 CHOICES: dict[str, tuple[str, ...]] = {
     "policy": POLICIES,
@@ -121,6 +125,8 @@ class Settings:
     wait_ready_secs: float
     pause_queue: int
     transport: str
+    receipts: Path | None
+    receipts_max_bytes: int
     log_level: str
 
 
@@ -196,6 +202,8 @@ def build(
         wait_ready_secs=chosen["wait_ready_secs"],
         pause_queue=chosen["pause_queue"],
         transport=chosen["transport"],
+        receipts=Path(chosen["receipts"]) if chosen["receipts"] else None,
+        receipts_max_bytes=chosen["receipts_max_mib"] << 20,
         log_level=chosen["log_level"],
     )
 

@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 
 import proxy
 from proxy.control.records import TransactionRecord
+from proxy.receipts import ReceiptCounts
 from proxy.replica_state import State
 from proxy.web.history import Reading
 
@@ -89,6 +90,7 @@ class Metrics(Collector):
         self._transactions: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._phases: defaultdict[tuple[str, str], Tally] = defaultdict(_tallies(PHASE_BUCKETS))
         self._lag = Tally(LAG_BUCKETS)
+        self.receipts = ReceiptCounts()
         self.waiting_now = 0
         self.prompt_tokens = 0
         self.pause_leases_expired = 0
@@ -189,6 +191,10 @@ class Metrics(Collector):
         yield _counter("retries", "Attempts that failed and were repeated.", ("replica",), _one_label(self._retries))
         yield _counter("answers_cut", "Answers that the client saw no proper end of.", (), [((), self._cut)])
         yield _gauge("waiting_requests", "Requests held back at the gate.", (), [((), self.waiting_now)])
+        receipts = self.receipts
+        yield _counter("receipts", "Receipts written.", (), [((), receipts.written)])
+        lost = ((("queue full",), receipts.overflow), (("not written",), receipts.failed))
+        yield _counter("receipts_lost", "Receipts that no file will hold.", ("reason",), lost)
 
     def _of_control(self) -> Iterable[Metric]:
         yield _counter("transactions", "Changes to the fleet.", ("kind", "outcome"), list(self._transactions.items()))

@@ -15,7 +15,7 @@ class Outcome:
 
     `status` is what the client saw, None if it saw none. `cut` means that it saw no proper end. `replica` and
     `decision` belong to the last attempt, `response_id` is the `id` in the answer's body. `first_byte_secs` is None
-    when no replica answered.
+    when no replica answered. `n`, `max_tokens` and `stream` are what the client asked for.
     """
 
     path: str
@@ -33,6 +33,9 @@ class Outcome:
     attempts: int
     left: bool
     cut: bool
+    n: int = 1
+    max_tokens: int | None = None
+    stream: bool = False
 
 
 class Observer(Protocol):
@@ -65,3 +68,26 @@ class Silent:
 
     def waiting(self, count: int) -> None:
         pass
+
+
+class Tee:
+    """Tells two observers, one after the other."""
+
+    def __init__(self, first: Observer, second: Observer) -> None:
+        self._both = (first, second)
+
+    def finished(self, outcome: Outcome) -> None:
+        for each in self._both:
+            each.finished(outcome)
+
+    def retried(self, replica: int, reason: str) -> None:
+        for each in self._both:
+            each.retried(replica, reason)
+
+    def client_left(self, phase: str) -> None:
+        for each in self._both:
+            each.client_left(phase)
+
+    def waiting(self, count: int) -> None:
+        for each in self._both:
+            each.waiting(count)

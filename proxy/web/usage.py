@@ -66,6 +66,7 @@ _decode_answer = msgspec.json.Decoder(_Answer).decode
 _decode_event = msgspec.json.Decoder(_Event).decode
 _decode_usage = msgspec.json.Decoder(_Usage).decode
 _ID = re.compile(rb'\s*\{\s*"id":\s*"([^"\\]*)"')
+_STREAM_ID = re.compile(rb'data: \{"id":\s?"([^"\\]*)"')
 _BRACE = re.compile(rb"[{}]")
 _T = TypeVar("_T")
 
@@ -119,7 +120,7 @@ def _decode(decode: Callable[[bytes], _T], body: bytes) -> _T | None:
 
 
 def of_stream(tail: bytes) -> Learned:
-    """From the last bytes of an event stream: the last event that tells its usage."""
+    """From the last bytes of an event stream: the last event that tells its usage; without one, the last `id`."""
     end = len(tail)
     while (at := tail.rfind(b'"usage":', 0, end)) >= 0:
         start, stop = tail.rfind(b"data:", 0, at), tail.find(b"\n", at)
@@ -132,7 +133,8 @@ def of_stream(tail: bytes) -> Learned:
         answer = event.response or event
         if answer.usage is not None:
             return Learned(_usage(answer.usage, ()), answer.id)
-    return NOTHING
+    named = _STREAM_ID.match(tail, max(0, tail.rfind(b'data: {"id":')))
+    return Learned(None, named.group(1).decode("latin-1")) if named is not None else NOTHING
 
 
 def _usage(said: _Usage | None, choices: Sequence[_Choice]) -> Usage | None:

@@ -66,8 +66,9 @@ def test_a_stream() -> None:
     usage = COMPLETION["usage"]
     stream = b'data: {"id":"c","choices":[{"text":"\\"usage\\":{"}]}\n\ndata: %b\n\ndata: [DONE]\n\n'
     assert of_stream(stream % dumped({"id": "c", "choices": [], "usage": usage})) == Learned(Usage(9, 8, 2), "c")
-    assert of_stream(stream % b'{"usage":null}') == NOTHING
-    assert of_stream(stream % b'{"usage":broken') == NOTHING
+    assert of_stream(stream % b'{"usage":null}') == Learned(None, "c")
+    assert of_stream(stream % b'{"usage":broken') == Learned(None, "c")
+    assert of_stream(b'data: {"usage":null}\n\ndata: [DONE]\n\n') == NOTHING
     assert of_stream(b'"usage":{"prompt_tokens":1}') == NOTHING
     event = {"type": "response.completed", "response": {"id": "r", "usage": {"input_tokens": 3}}}
     assert of_stream(b"event: response.completed\n" + stream % dumped(event)) == Learned(Usage(3), "r")
