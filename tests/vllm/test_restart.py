@@ -14,17 +14,18 @@ from .training import train
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(500)]
 
-STEPS = 14
-STEP_SECS = 5  # the run must outlast the restart of a replica
+STEPS = 10
+HOLD_AT = 5  # the run must outlast the restart of a replica
 
 
 async def test_a_replica_is_killed_and_comes_back(
     replicas: list[Replica], serve: Callable[..., Proxy], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     proxy, victim = serve(), replicas[1]
+    go_on = tmp_path / "go-on"
     async with Recorder(proxy.url) as recorder:
         training = asyncio.create_task(
-            train(recorder.url, tmp_path / "out", steps=STEPS, step_secs=STEP_SECS, limit_secs=400)
+            train(recorder.url, tmp_path / "out", steps=STEPS, hold_at=HOLD_AT, hold_file=go_on, limit_secs=400)
         )
         await until(training, lambda: len(recorder.of("/v1/load_lora_adapter")) >= 2)
         await until(training, lambda: victim.counter("vllm:num_requests_running") > 0)
@@ -37,6 +38,7 @@ async def test_a_replica_is_killed_and_comes_back(
         victim.start()
         await until(training, lambda: member(proxy, 1)["state"] == "ready")
         back = time.monotonic()
+        go_on.touch()
         await until(
             training, lambda: any(c.headers.get("x-lorafleet-replica") == "1" for c in served(recorder, since=back))
         )

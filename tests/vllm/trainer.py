@@ -1,7 +1,7 @@
 """A small run of TRL's AsyncGRPOTrainer with a LoRA policy, run by the real venv's python; prints JSON lines.
 
 Read from the environment: BASE_URL, MODEL, OUT (required), STEPS (6), STALENESS (2), LEARNING_RATE (5e-4), GROUP (4),
-STEP_SECS (0, how long each step takes at least: stretches a run in which something must happen meanwhile), SEED (0).
+SEED (0), HOLD_AT and HOLD_FILE: step HOLD_AT begins only once that file exists (a test has something to do meanwhile).
 
 The trainer class is TRL's own. What is changed around it is what a machine without a GPU needs, see `patch_for_cpu`.
 """
@@ -106,8 +106,10 @@ def make_trainer():
     lora = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
 
     class Pace(TrainerCallback):
-        def on_step_begin(self, *args, **kwargs):
-            time.sleep(float(os.environ.get("STEP_SECS", "0")))
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == int(os.environ.get("HOLD_AT", "-1")):
+                while not os.path.exists(os.environ["HOLD_FILE"]):
+                    time.sleep(0.1)
 
     return AsyncGRPOTrainer(
         model=os.environ["MODEL"],
