@@ -20,6 +20,8 @@ Path = list[tuple["Node", int]]
 """From the root down: runs and how many of their blocks matched; only the last can be partial."""
 
 UNBOUNDED: Final = float("inf")
+_NODE_BYTES: Final = 320
+_USE_BYTES: Final = 240
 
 
 class Node:
@@ -60,11 +62,11 @@ class Held:
 
     __slots__ = ("capacity", "lru", "ticks", "tokens")
 
-    def __init__(self, capacity: float) -> None:
+    def __init__(self, capacity: float, ticks: int = 0) -> None:
         self.lru: OrderedDict[Node, tuple[int, int]] = OrderedDict()
         self.capacity = capacity
         self.tokens = 0.0
-        self.ticks = 0
+        self.ticks = ticks
 
 
 def bits(mask: int) -> Iterator[int]:
@@ -83,6 +85,14 @@ class Index:
         self._seeds: dict[str, set[int]] = {}
         self._names: dict[Node, tuple[str, int]] = {}
         self._held: dict[int, Held] = {}
+        self._nodes = 0
+        self._hashes = 0
+        self.blocks = 0
+        """Blocks tracked, each counted once for each replica that holds it."""
+
+    def size(self) -> int:
+        """Bytes of memory, estimated."""
+        return self._nodes * _NODE_BYTES + self._hashes * 8 + sum(len(h.lru) for h in self._held.values()) * _USE_BYTES
 
     # Replicas and models.
 
@@ -100,12 +110,22 @@ class Index:
         """The replica's cache is empty."""
         held = self._held.get(slot)
         if held is not None:
-            self._held[slot] = Held(held.capacity)
+            self._held[slot] = Held(held.capacity, held.ticks)
             clear = ~(1 << slot)
-            for node in held.lru:
+            for node, (covered, _) in held.lru.items():
                 node.mask &= clear
+                self.blocks -= covered
             for node in held.lru:
                 self._prune(node)
+
+    def forget_older(self, slot: int, tick: int) -> None:
+        """The replica evicted what was last used at `tick`, and so all that was used before."""
+        held = self._held.get(slot)
+        while held is not None and held.lru:
+            node, (covered, last) = next(iter(held.lru.items()))
+            if last > tick:
+                return
+            self._release(slot, held, node, covered)
 
     def drop(self, slot: int) -> None:
         """The replica is gone."""
@@ -156,6 +176,17 @@ class Index:
                 return node.start + min(covered, matched)
         return 0
 
+    def last_use(self, path: Path, slot: int) -> int:
+        """The tick of the replica's last use of the longest part of the path that it holds; 0 if it holds none."""
+        for node, _ in reversed(path):
+            if node.mask >> slot & 1:
+                return self._held[slot].lru[node][1]
+        return 0
+
+    def ticks(self, slot: int) -> int:
+        """The replica's uses so far."""
+        return self._held[slot].ticks
+
     # Recording.
 
     def record(self, model: str, seed: int, blocks: list[int], tokens_per_byte: float, slot: int, path: Path) -> Path:
@@ -183,12 +214,14 @@ class Index:
                 covered = lru[node][0]
                 if covered < matched:
                     held.tokens += node.tokens(matched) - node.tokens(covered)
+                    self.blocks += matched - covered
                     covered = matched
                 lru.move_to_end(node)
                 lru[node] = (covered, tick)
             else:
                 node.mask |= bit
                 held.tokens += node.tokens(matched)
+                self.blocks += matched
                 lru[node] = (matched, tick)
         if held.tokens > held.capacity:
             self._shrink(slot, held)
@@ -215,23 +248,20 @@ class Index:
             self._shrink(slot, held)
 
     def remove(self, slot: int, path: Path, keep: int) -> None:
-        """The replica does not hold the blocks of the path beyond the first `keep`."""
+        """The replica does not hold the blocks of the path beyond the first `keep`, nor what continues them."""
         held = self._held.get(slot)
         if held is None:
             return
-        for node, _ in reversed(path):
-            if node.start + len(node.blocks) <= keep:
+        for node, _ in path:
+            left = keep - node.start
+            if left < len(node.blocks):
+                self._cut(slot, held, node, max(0, left))
                 return
-            self._remove_below(slot, held, node, max(0, keep - node.start))
 
     def tokens(self, slot: int) -> float:
         """Tokens that the replica is thought to hold."""
         held = self._held.get(slot)
         return 0.0 if held is None else held.tokens
-
-    def blocks(self) -> int:
-        """Blocks tracked, each counted once for each replica that holds it."""
-        return sum(covered for held in self._held.values() for covered, _ in held.lru.values())
 
     # Inside.
 
@@ -249,11 +279,14 @@ class Index:
         if parent.children is None:
             parent.children = {}
         parent.children[blocks[0]] = node
+        self._nodes += 1
+        self._hashes += len(blocks)
         return node
 
     def _split(self, node: Node, at: int) -> Node:
         """Cut a run in two before block `at` of it; the new first half."""
         upper = Node(node.parent, node.start, node.blocks[:at], node.tokens_per_byte)
+        self._nodes += 1
         upper.prompts = node.prompts
         upper.mask = node.mask
         parent = node.parent
@@ -284,35 +317,37 @@ class Index:
             node, (covered, tick) = next(iter(lru.items()))
             excess = held.tokens - held.capacity
             size = node.tokens(covered)
-            if size <= excess or not node.blocks or covered <= 1:
-                held.tokens -= size
-                self._release(slot, held, node)
-                continue
-            keep = int(covered * (1.0 - excess / size))
+            keep = 0 if size <= excess else int(covered * (1.0 - excess / size))
             while keep and size - node.tokens(keep) < excess:
                 keep -= 1
             if keep:
                 lru[node] = (keep, tick)
                 held.tokens -= size - node.tokens(keep)
+                self.blocks -= covered - keep
             else:
-                held.tokens -= size
-                self._release(slot, held, node)
+                self._release(slot, held, node, covered)
         if not lru:
             held.tokens = 0.0
 
-    def _remove_below(self, slot: int, held: Held, node: Node, keep: int) -> None:
-        if not node.mask >> slot & 1:
-            return
-        for child in list((node.children or {}).values()):
-            self._remove_below(slot, held, child, 0)
-        covered, tick = held.lru[node]
-        if covered <= keep:
-            return
-        held.tokens -= node.tokens(covered) - node.tokens(keep)
-        if keep:
-            held.lru[node] = (keep, tick)
-        else:
-            self._release(slot, held, node)
+    def _cut(self, slot: int, held: Held, node: Node, keep: int) -> None:
+        """Leave the replica the first `keep` blocks of this run and nothing of what continues it."""
+        todo = list((node.children or {}).values())
+        below: list[Node] = []
+        while todo:
+            child = todo.pop()
+            if child.mask >> slot & 1:
+                below.append(child)
+                todo.extend((child.children or {}).values())
+        for child in reversed(below):
+            self._release(slot, held, child, held.lru[child][0])
+        if node.mask >> slot & 1:
+            covered, tick = held.lru[node]
+            if keep == 0:
+                self._release(slot, held, node, covered)
+            elif covered > keep:
+                held.lru[node] = (keep, tick)
+                held.tokens -= node.tokens(covered) - node.tokens(keep)
+                self.blocks -= covered - keep
 
     def _drop_root(self, node: Node) -> None:
         name = self._names.pop(node, None)
@@ -324,8 +359,10 @@ class Index:
             if not seeds:
                 del self._seeds[model]
 
-    def _release(self, slot: int, held: Held, node: Node) -> None:
+    def _release(self, slot: int, held: Held, node: Node, covered: int) -> None:
         del held.lru[node]
+        held.tokens -= node.tokens(covered)
+        self.blocks -= covered
         node.mask &= ~(1 << slot)
         self._prune(node)
 
@@ -336,8 +373,10 @@ class Index:
             if parent is None or parent.children is None:
                 self._drop_root(node)
                 return
-            parent.children.pop(node.blocks[0], None)
+            del parent.children[node.blocks[0]]
             node.parent = None
+            self._nodes -= 1
+            self._hashes -= len(node.blocks)
             if not parent.children:
                 parent.children = None
             node = parent

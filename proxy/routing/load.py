@@ -21,14 +21,21 @@ _SPEED_STEP: Final = 0.1
 
 @dataclass(slots=True)
 class Trace:
-    """What was known when a request began, kept until it ends."""
+    """What was known when a request began, kept until it ends.
+
+    `last_use` is when (in uses of the index) the replica was last seen with what it is thought to hold, `settled` what
+    was surely before all that was in flight. `load` is where the request counts.
+    """
 
     began: float = 0.0
     crowd_before: float = 0.0
     work_before: float = 0.0
     uncached: int = 0
     sequences: int = 1
-    answered: float | None = None
+    answered: bool = False
+    last_use: int = 0
+    settled: int = 0
+    load: "ReplicaLoad | None" = None
 
 
 @dataclass(slots=True)
@@ -44,8 +51,7 @@ class ReplicaLoad:
     queued: float = 0.0
     speed: float = 1.0
     answers: int = 0
-    placed: float = 0.0
-    """New prompts given to it lately, in a unit that shrinks with each placement in the fleet."""
+    last_turn: int = 0
     _work: float = 0.0
     _crowd: float = 0.0
     _at: float = 0.0
@@ -66,13 +72,19 @@ class ReplicaLoad:
         self.uncached += trace.uncached
         self.queued += trace.uncached
 
+    def answered(self, trace: Trace) -> None:
+        """The request's prompt, and what came before it, is computed."""
+        if not trace.answered:
+            trace.answered = True
+            self.uncached -= trace.uncached
+            self.queued = min(self.queued, self.uncached)
+
     def finish(self, trace: Trace, rates: "Rates", now: float) -> tuple[float, float]:
         """Lower the load; (uncached tokens computed meanwhile, mean number of sequences meanwhile)."""
         self._tick(rates, now)
         self.sequences -= trace.sequences
         self.requests -= 1
-        self.uncached -= trace.uncached
-        self.queued = min(self.queued, self.uncached)
+        self.answered(trace)
         seconds = now - trace.began
         crowd = (self._crowd - trace.crowd_before) / seconds if seconds > 0 else float(trace.sequences)
         return self._work - trace.work_before, crowd

@@ -21,101 +21,95 @@ Theory
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
+from proxy.routing.affinity import Found
+from proxy.routing.ledger import Ledger
 from proxy.routing.load import Rates, ReplicaLoad
 from proxy.routing.ring import Ring
 
 Route = Literal["affinity", "spill", "new", "fallback"]
 
 FAIR: Final = 1.25
-"""How much more than the mean a replica may have before others are preferred."""
-PLACED: Final = 1.0
-WINDOW: Final = 16.0
-SLACK: Final = 0.7
+"""How many times the mean of the sequences in flight a replica may have before a spill is thought of."""
 CLEAR: Final = 1.25
-SLOW: Final = 1.3
-COLD: Final = 2
-COLD_CROWD: Final = 4
+"""How many times the other replica's cost waiting must cost."""
 POPULAR: Final = 16
 POPULAR_IDLE: Final = 9
+"""A prompt asked this often for each replica that holds it is worth another copy in any case (or: on an idle one)."""
+COLD: Final = 2
+COLD_CROWD: Final = 4
+"""Before anything was learned, this many spills are tried, each from at least so many sequences to an idle replica: if
+the first group is all the load, half of it need not wait until the rates are known."""
+ROOM: Final = 0.7
+"""Placements above the mean that do not count against a replica: with more, two proxies agree more often; with less,
+load is more even."""
+SLOW: Final = 1.3
+"""From how many times the fastest replica's time on a replica gets fewer new prompts."""
+CROWDED: Final = 2.0
+"""No new prompt goes where this many times the mean is in flight, whatever the ledger says."""
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """What a policy may look at. Replicas are named by their slot.
 
-    `holders` are the candidates that hold the longest part of a continuation, and `held_tokens` how much that is; empty
-    for a new prompt. `key` is what new prompts are placed by.
+    `found` says who holds a continuation (nobody: it is new); `key` is what new prompts are placed by; `busy` the
+    sequences in flight by slot, times how slow the replica is; `cold` the spills that may still be tried before the
+    rates are known.
     """
 
     candidates: Sequence[int]
     loads: Sequence[ReplicaLoad]
+    busy: Sequence[float]
+    in_flight: int
+    ledger: Ledger
     ring: Ring
     rates: Rates
     now: float
+    found: Found
     key: int
-    holders: Sequence[int]
-    held_tokens: float
-    asked: int
     prompt_tokens: float
     tokens_out: float
     sequences: int
     turn: int
-    in_flight: int
     cold: int
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
+    """A slot, and why."""
+
     slot: int
     route: Route
 
 
 def prefix(view: View) -> Choice:
     """Where the blocks are, as long as that pays."""
-    if not view.holders:
+    holders = view.found.holders
+    if not holders:
         return Choice(_place(view), "new")
-    loads = view.loads
-    holder = min(view.holders, key=lambda slot: (loads[slot].sequences * loads[slot].speed, loads[slot].placed))
-    load = loads[holder]
-    fair = FAIR * (view.in_flight + view.sequences) / len(view.candidates)
-    if load.sequences + view.sequences <= fair:
+    holder = holders[0] if len(holders) == 1 else min(holders, key=view.busy.__getitem__)
+    load = view.loads[holder]
+    if load.sequences + view.sequences <= FAIR * (view.in_flight + view.sequences) / len(view.candidates):
         return Choice(holder, "affinity")
-    other = least_loaded(view).slot
-    if other in view.holders:
+    other = min(view.candidates, key=view.busy.__getitem__)
+    if other in holders:
         return Choice(other, "affinity")
-    popular = POPULAR if loads[other].sequences else POPULAR_IDLE
-    if view.asked >= popular * len(view.holders):
-        return Choice(other, "spill")
-    if not view.rates.known:
-        try_out = view.cold > 0 and load.sequences >= COLD_CROWD and not loads[other].sequences
-        return Choice(other, "spill") if try_out else Choice(holder, "affinity")
-    here = _seconds(view, holder, view.prompt_tokens - view.held_tokens)
-    there = _seconds(view, other, view.prompt_tokens)
-    return Choice(other, "spill") if there * CLEAR <= here else Choice(holder, "affinity")
+    return Choice(other, "spill") if _spill_pays(view, holder, other) else Choice(holder, "affinity")
 
 
 def consistent_hash(view: View) -> Choice:
     """The first replica on the ring that is not overloaded: no memory, so all proxies agree."""
     limit = FAIR * (view.in_flight + view.sequences) / len(view.candidates)
     allowed = set(view.candidates)
-    first = -1
     for slot in view.ring.walk(view.key):
-        if slot in allowed:
-            if view.loads[slot].sequences + view.sequences <= max(limit, view.sequences):
-                return Choice(slot, "new")
-            first = slot if first < 0 else first
-    return Choice(first if first >= 0 else view.candidates[0], "new")
+        if slot in allowed and view.loads[slot].sequences + view.sequences <= max(limit, view.sequences):
+            return Choice(slot, "new")
+    return least_loaded(view)
 
 
 def least_loaded(view: View) -> Choice:
-    """The fewest sequences for its speed; among equals the one that had the fewest placements."""
-    loads = view.loads
-    return Choice(
-        min(view.candidates, key=lambda slot: (loads[slot].sequences * loads[slot].speed, loads[slot].placed)), "new"
-    )
+    """The fewest sequences for its speed; among equals the one that was used longest ago."""
+    return Choice(min(view.candidates, key=view.busy.__getitem__), "new")
 
 
 def round_robin(view: View) -> Choice:
@@ -125,31 +119,34 @@ def round_robin(view: View) -> Choice:
 
 def _place(view: View) -> int:
     """The ring's choice among those that had no more than their part of the new prompts."""
-    loads = view.loads
-    allowed = set(view.candidates)
-    limit = PLACED * (sum(loads[slot].placed for slot in view.candidates) + 1.0) / len(view.candidates) + SLACK
-    limit = max(limit, 1.0)
+    candidates, ledger = view.candidates, view.ledger
+    limit = max(ledger.mean(candidates) + 1.0 / len(candidates) + ROOM - 1.0, 0.0) + 1e-9
+    crowded = CROWDED * (view.in_flight + view.sequences) / len(candidates) + 2 * COLD_CROWD
+    allowed = set(candidates)
     for slot in view.ring.walk(view.key):
-        if slot in allowed and loads[slot].placed + 1.0 <= limit + 1e-9:
+        if slot in allowed and ledger.had(slot) <= limit and view.loads[slot].sequences <= crowded:
             return slot
-    return min(view.candidates, key=lambda slot: loads[slot].placed)
+    return ledger.least(candidates)
 
 
-def weight(loads: Sequence[ReplicaLoad], candidates: Sequence[int], slot: int) -> float:
-    """As how many placements one on this replica counts: more than one if it is clearly slower than the fastest."""
-    slower = loads[slot].speed / min(loads[other].speed for other in candidates)
-    return slower if slower > SLOW else 1.0
+def _spill_pays(view: View, holder: int, other: int) -> bool:
+    idle = not view.loads[other].sequences
+    if view.found.asked >= (POPULAR_IDLE if idle else POPULAR) * len(view.found.holders):
+        return True
+    if not view.rates.known:
+        return idle and view.cold > 0 and view.loads[holder].sequences >= COLD_CROWD
+    here = _seconds(view, holder, view.prompt_tokens - view.found.tokens)
+    there = _seconds(view, other, view.prompt_tokens)
+    return there * CLEAR <= here
 
 
 def _seconds(view: View, slot: int, uncached: float) -> float:
     """What a request costs on a replica: its own time, and by how much it slows the others there."""
     load, rates = view.loads[slot], view.rates
     beside = load.sequences
-    own = load.pending(view.rates, view.now) + load.speed * rates.expect(
-        uncached, view.tokens_out, beside + view.sequences
-    )
+    own = load.speed * rates.expect(uncached, view.tokens_out, beside + view.sequences)
     others = load.speed * beside * (rates.prefill * uncached + rates.crowd * view.tokens_out * view.sequences)
-    return own + others
+    return load.pending(rates, view.now) + own + others
 
 
 POLICIES: Final[dict[str, Callable[[View], Choice]]] = {

@@ -1,26 +1,27 @@
 """The routing of one proxy: chains, index, ring and load put together, and kept in step with what happens."""
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from proxy.routing import blocks as hashing
-from proxy.routing import policies
-from proxy.routing.blocks import EDGES, Chain
-from proxy.routing.index import Index, Node, Path, bits
+from proxy.routing import affinity, policies
+from proxy.routing.blocks import EDGES, Chain, canonical_ids
+from proxy.routing.chains import Chains
+from proxy.routing.index import Index, Path
+from proxy.routing.ledger import Ledger
 from proxy.routing.load import Rates, ReplicaLoad, Trace
 from proxy.routing.policies import Route, View
-from proxy.routing.request import Kind, Prompt, RouteRequest
+from proxy.routing.request import Kind, RouteRequest
 from proxy.routing.ring import Ring
 
-CHAINS: Final = 512
-"""Prompts whose hashes are kept for the siblings that follow."""
 HASHED_PROMPTS: Final = 64
 """Prompts of one batch that are looked up; the rest of an unsplit batch goes along with them."""
-COMMON: Final = 0.25
-"""What this part of the new prompts begins with says nothing about where one of them belongs."""
-_LEARN: Final = 0.05
+_NEXT: Final = 1e-12
+"""What each start adds to a replica's `busy`, so that among equals the one used longest ago is least."""
+_DOUBT: Final = 2
+"""By how many engine blocks a replica must have reused less than predicted to be thought to have evicted them."""
+_SIDE_BY_SIDE: Final = 8
+"""Uses of the index that may belong to requests which just ended, beside two for each that is in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +58,24 @@ class Router:
         self.policy = policy
         self._choose = policies.POLICIES[policy]
         self._index = Index()
+        self._chains = Chains()
         self._ring = Ring({})
         self._rates = Rates()
+        self._ledger = Ledger()
         self._replicas: dict[int, _Replica] = {}
+        # By slot: a slot is a small number that a replica has while it is known, the bit that stands for it in masks.
         self._indices: list[int] = []
         self._loads: list[ReplicaLoad] = []
+        self._busy: list[float] = []
         self._free: list[int] = []
-        self._chains: OrderedDict[tuple[int, int, int], Chain] = OrderedDict()
-        self._tokens_per_byte = {Kind.TOKENS: 0.2, Kind.TEXT: 0.25, Kind.CHAT: 0.25}
+        self._candidates: tuple[Sequence[int], list[int], int] = ((), [], 0)
         self._sequences = 0
         self._cold = policies.COLD
         self._turn = 0
         self._routes: dict[str, int] = {"affinity": 0, "spill": 0, "new": 0, "fallback": 0}
         self._predicted = 0
         self._actual = 0
+        self._doubts = 0
 
     # Replicas and models.
 
@@ -78,7 +83,7 @@ class Router:
         """Add a replica or change what is known of it. `key` decides where it lies on the ring: its URL."""
         known = self._replicas.get(replica)
         if known is None:
-            known = self._replicas[replica] = self._new(replica, key, block_size)
+            known = self._replicas[replica] = self._new(replica, key)
             self._draw_ring()
         elif known.key != key:
             known.key = key
@@ -93,6 +98,7 @@ class Router:
             self._index.drop(known.slot)
             self._sequences -= self._loads[known.slot].sequences
             self._free.append(known.slot)
+            self._candidates = ((), [], 0)
             self._draw_ring()
 
     def forget(self, replica: int) -> None:
@@ -112,65 +118,51 @@ class Router:
 
         `model` is the upstream name. Candidates that were never set count as idle replicas that hold nothing.
         """
-        slots = [self._slot(replica) for replica in candidates]
-        sequences = max(1, len(request.prompts)) * request.n
-        chains = tuple(self._chain(p, model, request.salt) for p in request.prompts[:HASHED_PROMPTS])
-        paths = [self._index.walk(c.seed, c.blocks) for c in chains]
-        holders, held, asked = self._holders(chains, paths, slots) if self.policy == "prefix" else ([], 0.0, 0)
-        known = sum(c.tokens for c in chains)
-        tokens = known * len(request.prompts) // len(chains) if chains else 0
-        out = self._rates.tokens_out if request.max_tokens is None else min(self._rates.tokens_out, request.max_tokens)
-        view = View(
-            candidates=slots,
-            loads=self._loads,
-            ring=self._ring,
-            rates=self._rates,
-            now=now,
-            key=self._key(chains, paths),
-            holders=holders,
-            held_tokens=held,
-            asked=asked,
-            prompt_tokens=tokens,
-            tokens_out=max(1.0, out),
-            sequences=sequences,
-            turn=self._turn,
-            in_flight=self._sequences,
-            cold=self._cold,
-        )
-        if chains:
-            choice = self._choose(view)
-            slot, route = choice.slot, choice.route
-            self._turn += 1
-        else:
-            slot, route = policies.least_loaded(view).slot, "fallback"
+        slots, allowed = self._slots(candidates)
+        prompts = request.prompts
+        chains = tuple([self._chains.get(prompt, model, request.salt) for prompt in prompts[:HASHED_PROMPTS]])
+        sequences = max(1, len(prompts)) * request.n
+        if not chains:
+            return self._fallback(slots, model, sequences)
+        paths = [self._index.walk(chain.seed, chain.blocks) for chain in chains]
+        tokens = sum([chain.tokens for chain in chains]) * len(prompts) // len(chains)
+        slot, route = self._choose(self._view(request, slots, allowed, chains, paths, tokens, sequences, now))
         self._routes[route] += 1
+        self._turn += 1
         if route == "spill" and not self._rates.known:
             self._cold -= 1
-        if route == "new" and self.policy == "prefix":
-            self._placed(slot, slots)
-        cached = self._record(chains, paths, model, slot, new=route == "new")
+        new = route == "new" and self.policy == "prefix"
+        if new:
+            self._ledger.count(slot, self._weight(slot), len(slots))
+        trace = Trace(sequences=sequences)
+        cached = self._record(chains, paths, model, slot, trace, new=new)
+        trace.uncached = max(0, tokens - cached)
         return Decision(
-            replica=self._indices[slot],
-            route=route,
-            cached_tokens=cached if request.reads_cache else 0,
-            prompt_tokens=tokens,
-            sequences=sequences,
-            model=model,
-            chains=chains,
-            trace=Trace(uncached=max(0, tokens - cached), sequences=sequences),
+            self._indices[slot],
+            route,
+            cached if request.reads_cache else 0,
+            tokens,
+            sequences,
+            model,
+            chains,
+            trace,
         )
 
     def start(self, decision: Decision, now: float) -> None:
         """The request is about to be sent: it counts as load until `end`."""
         known = self._replicas.get(decision.replica)
-        if known is not None:
-            self._loads[known.slot].begin(decision.trace, self._rates, now)
+        if known is not None and self._loads[known.slot] is decision.trace.load:
+            load = self._loads[known.slot]
+            load.begin(decision.trace, self._rates, now)
+            load.last_turn = self._turn
             self._sequences += decision.sequences
+            self._busy[known.slot] = load.sequences * load.speed + load.last_turn * _NEXT
 
     def first_byte(self, decision: Decision, now: float) -> None:
-        """The answer began."""
-        if decision.trace.answered is None:
-            decision.trace.answered = now
+        """The answer began: its prompt, and all that was before it, is computed."""
+        load = decision.trace.load
+        if load is not None:
+            load.answered(decision.trace)
 
     def end(
         self,
@@ -183,152 +175,167 @@ class Router:
         output_tokens: int | None = None,
         output_ids: Sequence[int] | bytes | None = None,
     ) -> None:
-        """The request is over, exactly once after each `start`. The counts are the replica's own, where it gave any."""
-        known = self._replicas.get(decision.replica)
-        if known is None:
-            return
-        load = self._loads[known.slot]
-        work, crowd = load.finish(decision.trace, self._rates, now)
-        self._sequences -= decision.sequences
-        if not ok:
-            return
-        if output_tokens is not None:
-            each = output_tokens / decision.sequences
-            self._rates.learn(load, now - decision.trace.began, work, each, crowd)
-        self._learn_truth(decision, prompt_tokens, cached_tokens)
-        if len(decision.chains) == 1:
-            self._learn_output(decision, known.slot, output_tokens, output_ids)
+        """The request is over, exactly once after each `start`. The counts are the replica's own, where it gave any.
 
-    def split(self, request: RouteRequest, model: str, candidates: Sequence[int], now: float) -> list[list[int]]:
-        """Which prompts of a batch should go together: lists of their positions, each list for one replica."""
-        return [list(range(len(request.prompts)))]
+        `output_ids` are those of the only sequence (as ints, or as they stand in the answer's JSON list).
+        """
+        known = self._replicas.get(decision.replica)
+        if known is None or self._loads[known.slot] is not decision.trace.load:
+            return  # dropped meanwhile, and its slot perhaps used again
+        load, slot = self._loads[known.slot], known.slot
+        uncached, crowd = load.finish(decision.trace, self._rates, now)
+        self._sequences -= decision.sequences
+        if ok:
+            if output_tokens:
+                each = output_tokens / decision.sequences
+                self._rates.learn(load, now - decision.trace.began, uncached, each, crowd)
+            if prompt_tokens and len(decision.chains) == 1:
+                self._chains.learn(decision.chains[0], prompt_tokens)
+            if cached_tokens is not None:
+                self._compare(decision, slot, cached_tokens, known.block_size)
+            self._learn_output(decision, slot, output_tokens, output_ids)
+        self._busy[slot] = load.sequences * load.speed + load.last_turn * _NEXT
 
     def counters(self) -> dict[str, object]:
-        """Totals since the start."""
+        """Totals since the start, and the size of the index now."""
         return {
             "policy": self.policy,
             "decisions": dict(self._routes),
             "predicted_cached_tokens": self._predicted,
             "actual_cached_tokens": self._actual,
-            "blocks": self._index.blocks(),
+            "corrections": self._doubts,
+            "blocks": self._index.blocks,
+            "bytes": self._index.size(),
             "in_flight": self._sequences,
         }
 
     # Inside.
 
-    def _new(self, replica: int, key: str, block_size: int) -> _Replica:
+    def _view(
+        self,
+        request: RouteRequest,
+        slots: list[int],
+        allowed: int,
+        chains: tuple[Chain, ...],
+        paths: list[Path],
+        tokens: int,
+        sequences: int,
+        now: float,
+    ) -> View:
+        find = self.policy == "prefix"
+        found = affinity.find(self._index, chains, paths, allowed) if find else affinity.NOTHING
+        limit, typical = request.max_tokens, self._rates.tokens_out
+        return View(
+            slots,
+            self._loads,
+            self._busy,
+            self._sequences,
+            self._ledger,
+            self._ring,
+            self._rates,
+            now,
+            found,
+            0 if found.holders else affinity.placement_key(self._index, chains[0], paths[0]),
+            tokens,
+            typical if limit is None or limit > typical else max(1.0, limit),
+            sequences,
+            self._turn,
+            self._cold,
+        )
+
+    def _fallback(self, slots: list[int], model: str, sequences: int) -> Decision:
+        slot = min(slots, key=self._busy.__getitem__)
+        self._routes["fallback"] += 1
+        self._turn += 1
+        trace = Trace(sequences=sequences, load=self._loads[slot])
+        return Decision(self._indices[slot], "fallback", 0, 0, sequences, model, (), trace)
+
+    def _new(self, replica: int, key: str) -> _Replica:
+        others = [known.slot for known in self._replicas.values()]
         if self._free:
             slot = self._free.pop()
-            self._loads[slot] = ReplicaLoad()
-            self._indices[slot] = replica
         else:
             slot = len(self._loads)
             self._loads.append(ReplicaLoad())
+            self._busy.append(0.0)
             self._indices.append(replica)
-        return _Replica(slot, key, max(1, block_size))
+        self._loads[slot] = ReplicaLoad()
+        self._busy[slot] = 0.0
+        self._indices[slot] = replica
+        self._ledger.open(slot, others)
+        return _Replica(slot, key, 16)
 
-    def _slot(self, replica: int) -> int:
-        known = self._replicas.get(replica)
-        if known is None:
-            self.set_replica(replica, key=str(replica), block_size=16, capacity_tokens=None)
-            known = self._replicas[replica]
-        return known.slot
+    def _slots(self, candidates: Sequence[int]) -> tuple[list[int], int]:
+        """The candidates' slots, as a list and as a mask."""
+        known, slots, mask = self._candidates
+        if known == candidates:
+            return slots, mask
+        for replica in candidates:
+            if replica not in self._replicas:
+                self.set_replica(replica, key=str(replica), block_size=16, capacity_tokens=None)
+        slots = [self._replicas[replica].slot for replica in candidates]
+        mask = sum(1 << slot for slot in set(slots))
+        self._candidates = (list(candidates), slots, mask)
+        return slots, mask
 
     def _draw_ring(self) -> None:
         self._ring = Ring({known.slot: known.key for known in self._replicas.values()})
 
-    def _chain(self, prompt: Prompt, model: str, salt: str) -> Chain:
-        begin = hashing.seed(model, salt, prompt.kind)
-        name = (begin, prompt.key, len(prompt.raw))
-        found = self._chains.get(name)
-        if found is not None:
-            self._chains.move_to_end(name)
-            return found
-        found = hashing.chain(prompt, begin, self._tokens_per_byte[prompt.kind])
-        self._chains[name] = found
-        if len(self._chains) > CHAINS:
-            self._chains.popitem(last=False)
-        return found
+    def _weight(self, slot: int) -> float:
+        """As how many placements one on this replica counts: more than one if it is clearly slower than the fastest."""
+        speed = self._loads[slot].speed
+        if speed <= 1.0:
+            return 1.0
+        slower = speed / min([load.speed for load in self._loads])
+        return slower if slower > policies.SLOW else 1.0
 
-    def _holders(self, chains: tuple[Chain, ...], paths: list[Path], slots: list[int]) -> tuple[list[int], float, int]:
-        """The candidates that hold the most of a continuation, how many tokens, and how often it was asked before.
-
-        None when nothing is held but what different prompts share.
-        """
-        best: list[int] = []
-        most, asked = 0.0, 0
-        for one, path in zip(chains, paths, strict=True):
-            at = len(path) - 1
-            while at >= 0 and not _continues(*path[at], len(one.blocks)):
-                at -= 1
-            if at < 0:
-                continue
-            holders = [slot for slot in bits(path[at][0].mask) if slot in slots]
-            if not holders:
-                continue
-            depths = [self._index.depth(path, slot) for slot in holders]
-            depth = max(depths)
-            tokens = EDGES[depth] * one.tokens_per_byte
-            if tokens > most:
-                best = [slot for slot, its in zip(holders, depths, strict=True) if its == depth]
-                most, asked = tokens, path[at][0].asked
-        return best, most, asked
-
-    def _key(self, chains: tuple[Chain, ...], paths: list[Path]) -> int:
-        """What a new prompt is placed by: its first block after what many prompts begin with."""
-        for one, path in zip(chains, paths, strict=True):
-            if one.blocks:
-                root = self._index.root(one.seed)
-                many = max(2.0, COMMON * root.prompts) if root is not None else 2.0
-                at = 0
-                for node, matched in path:
-                    if node.prompts < many and matched == len(node.blocks):
-                        break
-                    at = node.start + matched
-                return one.blocks[min(at, len(one.blocks) - 1)]
-        return 0
-
-    def _placed(self, slot: int, slots: list[int]) -> None:
-        self._loads[slot].placed += policies.weight(self._loads, slots, slot)
-        for other in slots:
-            self._loads[other].placed *= 1.0 - 1.0 / (policies.WINDOW * len(slots))
-
-    def _record(self, chains: tuple[Chain, ...], paths: list[Path], model: str, slot: int, *, new: bool) -> int:
+    def _record(
+        self, chains: tuple[Chain, ...], paths: list[Path], model: str, slot: int, trace: Trace, *, new: bool
+    ) -> int:
         """Enter the prompts into the index; how many of their tokens the replica holds already."""
+        index = self._index
         size = self._replicas[self._indices[slot]].block_size
         cached = 0
-        for at, (one, path) in enumerate(zip(chains, paths, strict=True)):
+        for at, (chain, path) in enumerate(zip(chains, paths, strict=True)):
             if at:
-                path = self._index.walk(one.seed, one.blocks)
-            tokens = int(EDGES[self._index.depth(path, slot)] * one.tokens_per_byte + 0.5)
-            cached += max(0, min(tokens, one.tokens - 1)) // size * size
-            path = self._index.record(model, one.seed, one.blocks, one.tokens_per_byte, slot, path)
+                path = index.walk(chain.seed, chain.blocks)  # the one before may have changed it
+            depth = index.depth(path, slot)
+            if depth:
+                tokens = int(EDGES[depth] * chain.tokens_per_byte + 0.5)
+                cached += max(0, min(tokens, chain.tokens - 1)) // size * size
+                trace.last_use = index.last_use(path, slot)
+            path = index.record(model, chain.seed, chain.blocks, chain.tokens_per_byte, slot, path)
             if new:
-                self._index.count_prompt(one.seed, path)
+                index.count_prompt(chain.seed, path)
+        trace.load = load = self._loads[slot]
+        trace.settled = index.ticks(slot) - 2 * load.requests - _SIDE_BY_SIDE
         return cached
 
-    def _learn_truth(self, decision: Decision, prompt_tokens: int | None, cached_tokens: int | None) -> None:
-        if cached_tokens is not None:
-            self._predicted += decision.cached_tokens
-            self._actual += cached_tokens
-        if prompt_tokens and len(decision.chains) == 1:
-            one = decision.chains[0]
-            if one.kind is not Kind.TOKENS and one.size >= 64:
-                known = self._tokens_per_byte[one.kind]
-                self._tokens_per_byte[one.kind] = known + _LEARN * (prompt_tokens / one.size - known)
+    def _compare(self, decision: Decision, slot: int, cached_tokens: int, block_size: int) -> None:
+        """Hold what the replica reused against what was predicted.
+
+        Where it reused clearly less, it had evicted what it was thought to hold (or was emptied behind our back), and
+        with it all that was used before. Only what is older than anything that was in flight then can tell: what two
+        requests compute side by side is not always shared.
+        """
+        self._predicted += decision.cached_tokens
+        self._actual += cached_tokens
+        if len(decision.chains) == 1 and cached_tokens + _DOUBT * block_size < decision.cached_tokens:
+            trace = decision.trace
+            if 0 < trace.last_use < trace.settled:
+                self._doubts += 1
+                self._index.forget_older(slot, trace.last_use)
 
     def _learn_output(
         self, decision: Decision, slot: int, output_tokens: int | None, output_ids: Sequence[int] | bytes | None
     ) -> None:
-        one = decision.chains[0]
-        if output_ids and one.kind is Kind.TOKENS and decision.sequences == 1:
-            longer = one.continued(hashing.canonical_ids(output_ids))
-            path = self._index.walk(longer.seed, longer.blocks)
-            self._index.record(decision.model, longer.seed, longer.blocks, longer.tokens_per_byte, slot, path)
-        elif output_tokens:
+        """What was generated is cached too, and takes room whether its tokens were seen or not."""
+        if output_ids and len(decision.chains) == 1 and decision.sequences == 1:
+            chain = decision.chains[0]
+            if chain.kind is Kind.TOKENS:
+                longer = chain.continued(canonical_ids(output_ids))
+                path = self._index.walk(longer.seed, longer.blocks)
+                self._index.record(decision.model, longer.seed, longer.blocks, longer.tokens_per_byte, slot, path)
+                return
+        if output_tokens:
             self._index.occupy(slot, output_tokens)
-
-
-def _continues(node: Node, matched: int, size: int) -> bool:
-    """Whether a prompt of `size` blocks that matches the run this far goes on where an earlier one ended."""
-    return (node.ended and matched == len(node.blocks)) or node.start + matched == size

@@ -1,0 +1,74 @@
+"""What the index says of a request: who holds it already, and what a new prompt is placed by."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from proxy.routing.blocks import EDGES, Chain
+from proxy.routing.index import Index, Node, Path, bits
+
+COMMON: Final = 0.25
+"""What this part of the new prompts begins with says nothing about where one of them belongs."""
+_COMPARED: Final = 8
+"""With more holders than this, all are taken to hold as much as they ever did."""
+
+
+class Found(NamedTuple):
+    """The slots that hold the longest part of a continuation, how many tokens that is, and how often it was asked.
+
+    No holders when nothing is held but what different prompts share.
+    """
+
+    holders: Sequence[int]
+    tokens: float
+    asked: int
+
+
+NOTHING: Final = Found((), 0.0, 0)
+
+
+def find(index: Index, chains: Sequence[Chain], paths: Sequence[Path], allowed: int) -> Found:
+    """Look for the prompts (for a batch: the one that saves most) among the slots in the mask `allowed`."""
+    best = NOTHING
+    for chain, path in zip(chains, paths, strict=True):
+        size = len(chain.blocks)
+        for at in range(len(path) - 1, -1, -1):
+            node, matched = path[at]
+            mask = node.mask & allowed
+            if mask and continues(node, matched, size):
+                found = _deepest(index, path, mask, chain, node.asked)
+                if found.tokens > best.tokens:
+                    best = found
+                break
+    return best
+
+
+def continues(node: Node, matched: int, size: int) -> bool:
+    """Whether a prompt of `size` blocks that matches the run this far goes on where an earlier one ended."""
+    return (node.asked > 0 and matched == len(node.blocks)) or node.start + matched == size
+
+
+def placement_key(index: Index, chain: Chain, path: Path) -> int:
+    """The prompt's first block after what many prompts begin with; equal for all turns of a conversation."""
+    if not chain.blocks:
+        return chain.seed
+    root = index.root(chain.seed)
+    many = max(2.0, COMMON * root.prompts) if root is not None else 2.0
+    at = 0
+    for node, matched in path:
+        if node.prompts < many and matched == len(node.blocks):
+            break
+        at = node.start + matched
+    return chain.blocks[min(at, len(chain.blocks) - 1)]
+
+
+def _deepest(index: Index, path: Path, mask: int, chain: Chain, asked: int) -> Found:
+    if not mask & (mask - 1):
+        slot = mask.bit_length() - 1
+        return Found((slot,), EDGES[index.depth(path, slot)] * chain.tokens_per_byte, asked)
+    holders = list(bits(mask))
+    if len(holders) > _COMPARED:
+        return Found(holders, EDGES[index.depth(path, holders[0])] * chain.tokens_per_byte, asked)
+    depths = [index.depth(path, slot) for slot in holders]
+    most = max(depths)
+    best = [slot for slot, depth in zip(holders, depths, strict=True) if depth == most]
+    return Found(best, EDGES[most] * chain.tokens_per_byte, asked)
