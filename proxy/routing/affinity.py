@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from xxhash import xxh3_64_intdigest
+
 from proxy.routing.blocks import EDGES, Chain
 from proxy.routing.index import Index, Node, Path, bits
 
@@ -50,7 +52,7 @@ def continues(node: Node, matched: int, size: int) -> bool:
 def placement_key(index: Index, chain: Chain, path: Path) -> int:
     """The prompt's first block after what many prompts begin with; equal for all turns of a conversation."""
     if not chain.blocks:
-        return chain.seed
+        return xxh3_64_intdigest(chain.tail, chain.seed)
     root = index.root(chain.seed)
     many = max(2.0, COMMON * root.prompts) if root is not None else 2.0
     at = 0

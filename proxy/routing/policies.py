@@ -51,7 +51,7 @@ CROWDED: Final = 2.0
 
 
 class View(NamedTuple):
-    """What a policy may look at. Replicas are named by their slot.
+    """What a policy may look at. Replicas are named by their slot; `allowed` has the bits of the candidates.
 
     `found` says who holds a continuation (nobody: it is new); `key` is what new prompts are placed by; `busy` the
     sequences in flight by slot, times how slow the replica is; `cold` the spills that may still be tried before the
@@ -59,6 +59,7 @@ class View(NamedTuple):
     """
 
     candidates: Sequence[int]
+    allowed: int
     loads: Sequence[ReplicaLoad]
     busy: Sequence[float]
     in_flight: int
@@ -100,9 +101,8 @@ def prefix(view: View) -> Choice:
 def consistent_hash(view: View) -> Choice:
     """The first replica on the ring that is not overloaded: no memory, so all proxies agree."""
     limit = FAIR * (view.in_flight + view.sequences) / len(view.candidates)
-    allowed = set(view.candidates)
     for slot in view.ring.walk(view.key):
-        if slot in allowed and view.loads[slot].sequences + view.sequences <= max(limit, view.sequences):
+        if view.allowed >> slot & 1 and view.loads[slot].sequences + view.sequences <= max(limit, view.sequences):
             return Choice(slot, "new")
     return least_loaded(view)
 
@@ -122,9 +122,8 @@ def _place(view: View) -> int:
     candidates, ledger = view.candidates, view.ledger
     limit = max(ledger.mean(candidates) + 1.0 / len(candidates) + ROOM - 1.0, 0.0) + 1e-9
     crowded = CROWDED * (view.in_flight + view.sequences) / len(candidates) + 2 * COLD_CROWD
-    allowed = set(candidates)
     for slot in view.ring.walk(view.key):
-        if slot in allowed and ledger.had(slot) <= limit and view.loads[slot].sequences <= crowded:
+        if view.allowed >> slot & 1 and ledger.had(slot) <= limit and view.loads[slot].sequences <= crowded:
             return slot
     return ledger.least(candidates)
 

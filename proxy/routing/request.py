@@ -30,6 +30,15 @@ class Kind(IntEnum):
     CHAT = 2
 
 
+def without_space(inner: bytes) -> bytes:
+    """The inside of a JSON list of token ids as canonical bytes."""
+    if (
+        b" " in inner or b"\n" in inner or b"\t" in inner or b"\r" in inner
+    ):  # four searches cost a fifth of the deletion
+        inner = inner.translate(None, _SPACE)
+    return inner + b"," if inner else inner
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One prompt.
@@ -47,8 +56,7 @@ class Prompt:
         """The bytes to hash: token ids are written `1,2,3,` whatever white space the client used."""
         if self.kind is not Kind.TOKENS:
             return bytes(self.raw)
-        inner = bytes(self.raw).translate(None, _SPACE)
-        return inner + b"," if inner else inner
+        return without_space(bytes(self.raw))
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,6 +227,7 @@ class Router:
         limit, typical = request.max_tokens, self._rates.tokens_out
         return View(
             slots,
+            allowed,
             self._loads,
             self._busy,
             self._sequences,
@@ -301,7 +302,9 @@ class Router:
                 path = index.walk(chain.seed, chain.blocks)  # the one before may have changed it
             depth = index.depth(path, slot)
             if depth:
-                tokens = int(EDGES[depth] * chain.tokens_per_byte + 0.5)
+                # What comes after the last full block is the same too when all blocks are, or nearly always.
+                whole = depth == len(chain.blocks)
+                tokens = chain.tokens if whole else int(EDGES[depth] * chain.tokens_per_byte + 0.5)
                 cached += max(0, min(tokens, chain.tokens - 1)) // size * size
                 trace.last_use = index.last_use(path, slot)
             path = index.record(model, chain.seed, chain.blocks, chain.tokens_per_byte, slot, path)
