@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from proxy.routing import affinity, policies
+from proxy.routing import affinity, batches, policies
 from proxy.routing.blocks import EDGES, Chain, canonical_ids
 from proxy.routing.chains import Chains
 from proxy.routing.index import Index, Path
 from proxy.routing.ledger import Ledger
 from proxy.routing.load import Rates, ReplicaLoad, Trace
 from proxy.routing.policies import Route, View
-from proxy.routing.request import Kind, RouteRequest
+from proxy.routing.request import MAX_PROMPTS, Kind, RouteRequest
 from proxy.routing.ring import Ring
 
 HASHED_PROMPTS: Final = 64
@@ -195,6 +195,28 @@ class Router:
                 self._compare(decision, slot, cached_tokens, known.block_size)
             self._learn_output(decision, slot, output_tokens, output_ids)
         self._busy[slot] = load.sequences * load.speed + load.last_turn * _NEXT
+
+    def split(
+        self, request: RouteRequest, model: str, candidates: Sequence[int], now: float
+    ) -> list[tuple[int, list[int]]]:
+        """How to divide a batch: replicas, and the positions of the prompts that belong on each.
+
+        Nothing is recorded: `decide` each part with that replica as its only candidate. Policies other than `prefix`
+        divide evenly. A request with one prompt, or more than are looked at, is one part without a replica chosen yet:
+        an empty list.
+        """
+        count = len(request.prompts)
+        if count < 2 or count >= MAX_PROMPTS or len(candidates) < 2:
+            return []
+        slots, allowed = self._slots(candidates)
+        if self.policy != "prefix":
+            order = sorted(slots, key=self._busy.__getitem__)
+            return [
+                (self._indices[slot], list(range(at, count, len(order)))) for at, slot in enumerate(order) if at < count
+            ]
+        chains = [self._chains.get(prompt, model, request.salt) for prompt in request.prompts]
+        found = batches.parts(self._index, self._ring, self._ledger, chains, slots, allowed)
+        return [(self._indices[slot], positions) for slot, positions in found.items()]
 
     def counters(self) -> dict[str, object]:
         """Totals since the start, and the size of the index now."""
