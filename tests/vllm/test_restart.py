@@ -14,31 +14,36 @@ from .training import train
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(500)]
 
-STEPS = 10
-HOLD_AT = 5  # the run must outlast the restart of a replica
+STEPS, DEATH, RETURN = 8, 2, 5  # the trainer waits after so many steps for the replica to die, and to be back
 
 
 async def test_a_replica_is_killed_and_comes_back(
     replicas: list[Replica], serve: Callable[..., Proxy], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     proxy, victim = serve(), replicas[1]
-    go_on = tmp_path / "go-on"
     async with Recorder(proxy.url) as recorder:
         training = asyncio.create_task(
-            train(recorder.url, tmp_path / "out", steps=STEPS, hold_at=HOLD_AT, hold_file=go_on, limit_secs=400)
+            train(
+                recorder.url,
+                tmp_path / "out",
+                steps=STEPS,
+                hold_at=f"{DEATH} {RETURN}",
+                hold_dir=tmp_path,
+                limit_secs=400,
+            )
         )
-        await until(training, lambda: len(recorder.of("/v1/load_lora_adapter")) >= 2)
+        await until(training, lambda: len(recorder.of("/v1/load_lora_adapter")) == DEATH + 1)
         await until(training, lambda: victim.counter("vllm:num_requests_running") > 0)
         victim.kill()
         killed = time.monotonic()
         await until(training, lambda: member(proxy, 1)["state"] != "ready")
         away = time.monotonic()
-        syncs = len(recorder.of("/v1/load_lora_adapter"))
-        await until(training, lambda: len(recorder.of("/v1/load_lora_adapter")) > syncs)  # published without it
+        (tmp_path / str(DEATH)).touch()
+        await until(training, lambda: len(recorder.of("/v1/load_lora_adapter")) == RETURN + 1)  # published without it
         victim.start()
         await until(training, lambda: member(proxy, 1)["state"] == "ready")
         back = time.monotonic()
-        go_on.touch()
+        (tmp_path / str(RETURN)).touch()
         await until(
             training, lambda: any(c.headers.get("x-lorafleet-replica") == "1" for c in served(recorder, since=back))
         )

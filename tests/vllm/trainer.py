@@ -1,7 +1,8 @@
 """A small run of TRL's AsyncGRPOTrainer with a LoRA policy, run by the real venv's python; prints JSON lines.
 
 Read from the environment: BASE_URL, MODEL, OUT (required), STEPS (6), STALENESS (2), LEARNING_RATE (5e-4), GROUP (4),
-SEED (0), HOLD_AT and HOLD_FILE: step HOLD_AT begins only once that file exists (a test has something to do meanwhile).
+SEED (0), HOLD_AT and HOLD_DIR: after each number of steps in HOLD_AT ("2 5") the run goes on only once the file of that
+name is in HOLD_DIR, because a test has something to do meanwhile.
 
 The trainer class is TRL's own. What is changed around it is what a machine without a GPU needs, see `patch_for_cpu`.
 """
@@ -105,11 +106,13 @@ def make_trainer():
     )
     lora = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
 
-    class Pace(TrainerCallback):
+    holds = os.environ.get("HOLD_AT", "").split()
+
+    class Hold(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
-            if state.global_step == int(os.environ.get("HOLD_AT", "-1")):
-                while not os.path.exists(os.environ["HOLD_FILE"]):
-                    time.sleep(0.1)
+            steps = str(state.global_step)
+            while steps in holds and not os.path.exists(os.path.join(os.environ["HOLD_DIR"], steps)):
+                time.sleep(0.1)
 
     return AsyncGRPOTrainer(
         model=os.environ["MODEL"],
@@ -118,7 +121,7 @@ def make_trainer():
         train_dataset=dataset,
         processing_class=tokenizer,
         peft_config=lora,
-        callbacks=[Pace()],
+        callbacks=[Hold()],
     )
 
 
