@@ -10,7 +10,7 @@ import typer
 
 import trainer_client.cli
 from proxy import __version__
-from proxy.config import DEFAULTS, Options, build
+from proxy.config import DEFAULTS, POLICIES, Options, build
 from proxy.errors import ConfigError
 
 # Typer may carry click inside it; its exceptions are found through one that it exports.
@@ -35,6 +35,11 @@ def _flag(name: str, help_: str, **more: Any) -> Any:
     dashed = "--" + name.replace("_", "-")
     shown = help_.replace("[", r"\[")  # or it would be taken for markup and left out
     return typer.Option(dashed, envvar=f"LORAFLEET_{name.upper()}", help=shown, show_default=False, **more)
+
+
+def _replayed(name: str, help_: str, **more: Any) -> Any:
+    """An option of `replay`."""
+    return typer.Option("--" + name.replace("_", "-"), envvar=f"LORAFLEET_REPLAY_{name.upper()}", help=help_, **more)
 
 
 @app.command()
@@ -160,6 +165,75 @@ def doctor(
     if adapter is not None and not adapter.startswith("/"):
         raise ConfigError(f"--adapter {adapter!r} is not absolute; write the path as the replicas see it")
     code = run_doctor(settings.endpoints, adapter=adapter, max_staleness=max_staleness, rank=rank, as_json=as_json)
+    raise typer.Exit(code)
+
+
+@app.command()
+def replay(
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="What serve --receipts wrote; older ones too.")],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy",
+            envvar="LORAFLEET_REPLAY_POLICY",
+            help=r"How to route; may be given more than once. \[default: prefix and round_robin]",
+            show_default=False,
+        ),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", envvar="LORAFLEET_REPLAY_ALL", help="All policies.")] = False,
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            "--replicas",
+            envvar="LORAFLEET_REPLAY_REPLICAS",
+            min=1,
+            max=1024,
+            help=r"Simulated replicas. \[default: as many as the file names]",
+            show_default=False,
+        ),
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            "--concurrency",
+            envvar="LORAFLEET_REPLAY_CONCURRENCY",
+            min=1,
+            help="So many requests at a time, as fast as they are answered, instead of when they came.",
+        ),
+    ] = None,
+    prefill_tps: Annotated[float, _replayed("prefill_tps", "Prompt tokens a second.", min=1)] = 20_000,
+    decode_tps: Annotated[float, _replayed("decode_tps", "Generated tokens a second of a lone request.", min=0.1)] = 60,
+    decode_slowdown: Annotated[
+        float, _replayed("decode_slowdown", "How much each further request lengthens a decode step.", min=0)
+    ] = 0.01,
+    capacity_tokens: Annotated[int, _replayed("capacity_tokens", "KV cache of a replica.", min=16)] = 400_000,
+    block_size: Annotated[int, _replayed("block_size", "Tokens of a KV block.", min=1, max=4096)] = 16,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", envvar="LORAFLEET_REPLAY_LIMIT", min=1, help="Only so many requests, the first ones."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", envvar="LORAFLEET_JSON", help="Print JSON.")] = False,
+) -> None:
+    """Recorded traffic through other policies, on simulated replicas with a virtual clock; prints the comparison."""
+    from proxy.replay_view import run_replay
+
+    policies = POLICIES if every else tuple(dict.fromkeys(policy or ("prefix", "round_robin")))
+    for name in policies:
+        if name not in POLICIES:
+            raise ConfigError(f"--policy {name!r} is not one of {', '.join(POLICIES)}")
+    code = run_replay(
+        files,
+        policies,
+        replicas=replicas,
+        capacity_tokens=capacity_tokens,
+        block_size=block_size,
+        prefill_tps=prefill_tps,
+        decode_tps=decode_tps,
+        decode_slowdown=decode_slowdown,
+        concurrency=concurrency,
+        limit=limit,
+        as_json=as_json,
+    )
     raise typer.Exit(code)
 
 

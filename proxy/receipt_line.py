@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from proxy.routing.blocks import Chain, canonical_ids
+from proxy.routing.blocks import STRIDES, Chain, canonical_ids
 from proxy.routing.request import Kind
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 SPELLED: Final = 65536
 """Prompts that are known to be spelled out in the file already; then it is forgotten of which."""
 
+Strides = tuple[tuple[int, int], ...]
 _64: Final = 0xFFFFFFFFFFFFFFFF
 
 
@@ -57,7 +58,8 @@ class Receipt(msgspec.Struct):
     the replica was asked, `replica`, `route` and `predicted_cached_tokens` what the last attempt was. `cached_tokens`,
     `prompt_tokens` and `output_tokens` are the replica's own figures, None where it gave none. `status` is what the
     client saw (None: nothing), `cut` that it saw no proper end, `left` that it did not wait for it. `seed` is equal
-    where model, cache salt and the way of writing the prompt (token ids, text, chat) are.
+    where model, cache salt and the way of writing the prompt (token ids, text, chat) are. `strides` says how prompts
+    are cut: pairs of bytes a block and the byte up to which blocks are that long.
     """
 
     id: str | None
@@ -84,6 +86,7 @@ class Receipt(msgspec.Struct):
     first_byte_secs: float | None
     total_secs: float
     seed: str | None = None
+    strides: Strides = ()
     prompts: list[PromptLine] = []
     output: OutputLine | None = None
 
@@ -134,6 +137,7 @@ class Lines:
             first_byte_secs=round(first, 6) if first is not None else None,
             total_secs=round(outcome.total_secs, 6),
             seed=f"{self._keyed(chains[0].seed):016x}" if chains else None,
+            strides=STRIDES if chains else (),
             prompts=[self._prompt(chain) for chain in chains],
             output=self._output(chains[0], usage) if len(chains) == 1 and outcome.n == 1 and usage else None,
         )
