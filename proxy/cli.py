@@ -108,6 +108,12 @@ def serve(
         float | None, _flag("unload_drain_secs", "How long completions under an unloaded name may go on.")
     ] = None,
     probe_secs: Annotated[float | None, _flag("probe_secs", "Time between two looks at a replica.")] = None,
+    kv_events: Annotated[
+        bool | None, _flag("kv_events", "Read vLLM's own cache events (extra kv-events): the index knows, not guesses.")
+    ] = None,
+    kv_events_port: Annotated[
+        int | None, _flag("kv_events_port", "Where each replica publishes them; or kv_events in its TOML table.")
+    ] = None,
     strict: Annotated[bool | None, _flag("strict", "A replica that is down fails loads, pauses and the like.")] = None,
     verify_load: Annotated[
         bool | None, _flag("verify_load", "After a load, prove by log-probabilities that all replicas serve it.")

@@ -5,6 +5,7 @@ A flag wins over its environment variable (LORAFLEET_<FLAG>), that over the TOML
 
 from __future__ import annotations
 
+import importlib.util
 import ipaddress
 import os
 import tomllib
@@ -16,7 +17,7 @@ from typing import Any
 from proxy.control.discovery import Group
 from proxy.control.settings import ControlSettings
 from proxy.errors import ConfigError
-from proxy.replica_settings import read_replicas, read_token
+from proxy.replica_settings import check_url, read_replicas, read_token
 from proxy.upstream.tokens import TokenSource
 from proxy.upstream.transport import Endpoint
 
@@ -46,6 +47,8 @@ class Options:
     wait_ready_secs: float | None = None
     unload_drain_secs: float | None = None
     probe_secs: float | None = None
+    kv_events: bool | None = None
+    kv_events_port: int | None = None
     strict: bool | None = None
     verify_load: bool | None = None
     transport: str | None = None
@@ -69,6 +72,8 @@ DEFAULTS = Options(
     wait_ready_secs=30.0,
     unload_drain_secs=120.0,
     probe_secs=1.0,
+    kv_events=False,
+    kv_events_port=5557,
     strict=False,
     verify_load=False,
     transport="lean",
@@ -77,6 +82,7 @@ DEFAULTS = Options(
 )
 
 RANGES: dict[str, tuple[float, float]] = {
+    "kv_events_port": (1, 65535),
     "port": (0, 65535),
     "pause_lease_secs": (0, 7 * 86400),
     "pause_queue": (0, 1_000_000),
@@ -107,6 +113,14 @@ class Secret:
 
 
 @dataclass(frozen=True, slots=True)
+class KvEvents:
+    """`port` is where replicas publish cache events, `endpoints` (by base URL) where some do so elsewhere."""
+
+    port: int
+    endpoints: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """What `serve` runs with. Durations in seconds, sizes in bytes."""
 
@@ -125,6 +139,7 @@ class Settings:
     wait_ready_secs: float
     pause_queue: int
     transport: str
+    kv_events: KvEvents | None
     receipts: Path | None
     receipts_max_bytes: int
     log_level: str
@@ -201,6 +216,7 @@ def build(
         max_body_bytes=chosen["max_body_mib"] << 20,
         wait_ready_secs=chosen["wait_ready_secs"],
         pause_queue=chosen["pause_queue"],
+        kv_events=_kv_events(chosen, tree.get("replica", [])),
         transport=chosen["transport"],
         receipts=Path(chosen["receipts"]) if chosen["receipts"] else None,
         receipts_max_bytes=chosen["receipts_max_mib"] << 20,
@@ -259,6 +275,18 @@ def _typed(name: str, value: Any) -> Any:
     if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
         raise ConfigError(f"--config: {name} must be {' or '.join(t.__name__ for t in wanted)}, not {value!r}")
     return value
+
+
+def _kv_events(chosen: Mapping[str, Any], tables: list[dict[str, Any]]) -> KvEvents | None:
+    if not chosen["kv_events"]:
+        return None
+    if importlib.util.find_spec("zmq") is None:
+        raise ConfigError("--kv-events needs pyzmq; install it with: pip install 'lorafleet[kv-events]'")
+    own = {check_url(t["url"]): t["kv_events"] for t in tables if "kv_events" in t}
+    for endpoint in own.values():
+        if not isinstance(endpoint, str) or not endpoint.startswith("tcp://"):
+            raise ConfigError(f"--config: kv_events {endpoint!r} is no endpoint; write tcp://host:port")
+    return KvEvents(chosen["kv_events_port"], own)
 
 
 def _roots(roots: Sequence[str]) -> tuple[Path, ...]:

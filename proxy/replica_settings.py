@@ -12,6 +12,7 @@ from proxy.upstream.tokens import TokenSource
 from proxy.upstream.transport import Endpoint
 
 DEFAULT_TOKEN_ENV = "HF_TOKEN"
+TABLE_KEYS = ("url", "token_env", "token_file", "kv_events")
 
 
 def check_url(url: object, where: str = "URL") -> str:
@@ -89,9 +90,9 @@ def _endpoints(
     if not urls:
         for number, table in enumerate(tables, start=1):
             where = f"--config: [[replica]] number {number}"
-            unknown = set(table) - {"url", "token_env", "token_file"}
+            unknown = sorted(set(table) - set(TABLE_KEYS))
             if unknown:
-                raise ConfigError(f"{where}: unknown key {sorted(unknown)[0]!r}; known are url, token_env, token_file")
+                raise ConfigError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(TABLE_KEYS)}")
             own = "token_env" in table or "token_file" in table
             token = (
                 read_token(table.get("token_env"), table.get("token_file"), environment, f"{where}: ")

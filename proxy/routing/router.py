@@ -7,6 +7,7 @@ from typing import Final
 from proxy.routing import affinity, batches, policies
 from proxy.routing.blocks import EDGES, Chain, canonical_ids
 from proxy.routing.chains import Chains
+from proxy.routing.engine_feed import EngineFeed
 from proxy.routing.index import Index, Path
 from proxy.routing.ledger import Ledger
 from proxy.routing.load import Rates, ReplicaLoad, Trace
@@ -58,6 +59,8 @@ class Router:
         self.policy = policy
         self._choose = policies.POLICIES[policy]
         self._index = Index()
+        self.feed = EngineFeed(self._index, self._known_slot)
+        """Takes what engines say of their own caches."""
         self._chains = Chains()
         self._ring = Ring({})
         self._rates = Rates()
@@ -93,6 +96,7 @@ class Router:
 
     def drop_replica(self, replica: int) -> None:
         """The replica is gone for good. What still runs on it may end later."""
+        self.feed.cleared(replica)
         known = self._replicas.pop(replica, None)
         if known is not None:
             self._index.drop(known.slot)
@@ -103,9 +107,7 @@ class Router:
 
     def forget(self, replica: int) -> None:
         """The replica's prefix cache is empty: it was restarted, reset, or paused with clearing."""
-        known = self._replicas.get(replica)
-        if known is not None:
-            self._index.forget(known.slot)
+        self.feed.cleared(replica)
 
     def forget_model(self, model: str) -> None:
         """The upstream name was unloaded or will mean other weights: nothing cached under it counts any more."""
@@ -287,6 +289,10 @@ class Router:
         self._indices[slot] = replica
         self._ledger.open(slot, others)
         return _Replica(slot, key, 16)
+
+    def _known_slot(self, replica: int) -> int | None:
+        known = self._replicas.get(replica)
+        return None if known is None else known.slot
 
     def _slots(self, candidates: Sequence[int]) -> tuple[list[int], int]:
         """The candidates' slots, as a list and as a mask."""

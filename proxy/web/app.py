@@ -29,6 +29,7 @@ from proxy.receipts import Receipts
 from proxy.replica_settings import check_url
 from proxy.routing.router import Router
 from proxy.upstream.aiohttp_transport import AiohttpTransport
+from proxy.upstream.kv_events import Subscriptions
 from proxy.upstream.lean_transport import LeanTransport
 from proxy.upstream.resolve import resolve
 from proxy.upstream.transport import Endpoint, Transport
@@ -127,6 +128,7 @@ class App:
         )
         membership = Membership(fleet, reconciler, self._endpoint)
         self._followers = [Follower(group, fleet, membership, resolve, RESOLVE_SECS) for group in settings.groups]
+        self._events = self._subscriptions(settings, fleet)
         self._control = ControlApi(adapters, switches)
         self._post_only = ROUTED | TO_ANY | self._control.routes.keys()
         self._fleet_api = FleetApi(fleet, plane, switches, membership, calls, metrics, history, view)
@@ -185,6 +187,15 @@ class App:
                 return hmac.compare_digest(value.strip(), self._key)
         return False
 
+    @staticmethod
+    def _subscriptions(settings: Settings, fleet: Fleet) -> Subscriptions | None:
+        if settings.kv_events is None:
+            return None
+        wanted = settings.kv_events
+        return Subscriptions(
+            fleet.router.feed, wanted.port, wanted.endpoints, lambda: next(iter(fleet.base_models()), "")
+        )
+
     def _endpoint(self, url: object) -> Endpoint:
         try:
             return Endpoint(check_url(url, "url"), self._settings.default_token)
@@ -218,6 +229,8 @@ class App:
     async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
+        if self._events is not None:
+            await self._events.stop()
         self.parts.switches.stop()
         await self.parts.reconciler.stop()
         await self.parts.plane.stop()
@@ -230,6 +243,8 @@ class App:
         clock, metrics = self.parts.fleet.clock, self.parts.metrics
         started = due = clock()
         while True:
+            if self._events is not None:
+                self._events.sync({r.index: r.endpoint.base for r in self.parts.fleet.members()})
             due += 1.0
             await asyncio.sleep(max(0.0, due - clock()))
             metrics.loop_lag(max(0.0, clock() - due))

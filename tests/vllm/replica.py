@@ -3,6 +3,7 @@
 About 45 s from start to ready on two cores, and 3.2 GB. The whole test session shares two of them.
 """
 
+import json
 import os
 import time
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ class Replica:
     token: str
     extra: Sequence[str] = ()
     port: int = field(default_factory=free_port)
+    events_port: int = field(default_factory=free_port)
     process: Popen[bytes] | None = None
 
     @property
@@ -84,6 +86,13 @@ class Replica:
         for name, value in options.items():
             command += [name, str(value)]
         command += ["--enable-lora", "--enforce-eager", "--enable-prompt-tokens-details", *self.extra]
+        events = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": f"tcp://*:{self.events_port}",  # with a concrete host the publisher would connect, not bind
+            "topic": "kv",
+        }
+        command += ["--kv-events-config", json.dumps(events)]
         self.process = spawn(command, self.log, cwd=self.directory, env=env)
 
     def running(self) -> bool:
