@@ -299,9 +299,15 @@ class Index:
         for slot in bits(upper.mask):
             lru = self._held[slot].lru
             covered, tick = lru[node]
-            # An OrderedDict has no insertion in the middle: the upper half counts as used just now, which keeps the
-            # order of runs and their continuations.
+            # An OrderedDict has no insertion in the middle: the upper half and what is before it count as used just
+            # now, which keeps runs behind those that continue them.
             lru[upper] = (min(covered, at), tick)
+            above = parent
+            while above.mask >> slot & 1:
+                lru.move_to_end(above)
+                if above.parent is None:
+                    break
+                above = above.parent
             if covered > at:
                 lru[node] = (covered - at, tick)
             else:

@@ -32,12 +32,12 @@ Route = Literal["affinity", "spill", "new", "fallback"]
 
 FAIR: Final = 1.25
 """How many times the mean of the sequences in flight a replica may have before a spill is thought of."""
-CLEAR: Final = 1.25
+CLEAR: Final = 1.6
 """How many times the other replica's cost waiting must cost."""
 POPULAR: Final = 16
 POPULAR_IDLE: Final = 9
 """A prompt asked this often for each replica that holds it is worth another copy in any case (or: on an idle one)."""
-COLD: Final = 2
+COLD: Final = 1
 COLD_CROWD: Final = 4
 """Before anything was learned, this many spills are tried, each from at least so many sequences to an idle replica: if
 the first group is all the load, half of it need not wait until the rates are known."""
