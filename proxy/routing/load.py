@@ -136,7 +136,7 @@ class Rates:
         m = self._moments
         for at, value in enumerate((x * x, x * y, x * z, y * y, y * z, z * z, x, y, z)):
             m[at] = m[at] * FORGET + value
-        if self.answers <= 4 * MIN_ANSWERS or self.answers % 8 == 0:
+        if self.answers <= 4 * MIN_ANSWERS or self.answers % 16 == 0:
             self.prefill, self.step, self.crowd = fit(m)
 
 
