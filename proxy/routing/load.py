@@ -16,6 +16,8 @@ from typing import Final
 FORGET: Final = 0.98
 """Weight that each further answer leaves to all earlier ones: about the last 50 count."""
 MIN_ANSWERS: Final = 8
+LATELY: Final = 3.0
+"""Answers' time that an average load looks back on."""
 _SPEED_STEP: Final = 0.1
 
 
@@ -42,7 +44,8 @@ class Trace:
 class ReplicaLoad:
     """What one replica has in hand. `queued` of the `uncached` prompt tokens in flight should still be computed.
 
-    `speed` is how much longer than the others it takes.
+    `speed` is how much longer than the others it takes. `usual` is `sequences` averaged over the last few answers'
+    time: a batch that ends at once leaves a replica idle for a moment, and that is no reason to move anything there.
     """
 
     sequences: int = 0
@@ -52,6 +55,7 @@ class ReplicaLoad:
     speed: float = 1.0
     answers: int = 0
     last_turn: int = 0
+    usual: float = 0.0
     _work: float = 0.0
     _crowd: float = 0.0
     _at: float = 0.0
@@ -60,6 +64,11 @@ class ReplicaLoad:
         """Seconds of prompts to compute before a new one can begin."""
         seconds = rates.prefill * self.speed
         return max(0.0, self.queued * seconds - (now - self._at))
+
+    def lately(self, rates: "Rates", now: float) -> float:
+        """`sequences`, averaged over about the time of three answers."""
+        passed = now - self._at
+        return self.usual + (self.sequences - self.usual) * _share(passed, rates.seconds)
 
     def begin(self, trace: Trace, rates: "Rates", now: float) -> None:
         self._tick(rates, now)
@@ -93,6 +102,7 @@ class ReplicaLoad:
         passed = now - self._at
         if passed > 0.0:
             self._crowd += self.sequences * passed
+            self.usual += (self.sequences - self.usual) * _share(passed, rates.seconds)
             seconds = rates.prefill * self.speed
             self.queued = max(0.0, self.queued - passed / seconds) if seconds else 0.0
             self._at = now
@@ -100,13 +110,17 @@ class ReplicaLoad:
 
 @dataclass(slots=True)
 class Rates:
-    """Seconds for each uncached prompt token and for each step of the batch, and what each sequence adds to a step."""
+    """Seconds for each uncached prompt token and for each step of the batch, and what each sequence adds to a step.
+
+    `seconds` is how long a whole answer takes, whichever replica gives it.
+    """
 
     prefill: float = 0.0
     step: float = 0.0
     crowd: float = 0.0
     answers: int = 0
     tokens_out: float = 64.0
+    seconds: float = 0.5
     _typical: float = 1.0
     _moments: list[float] = field(default_factory=lambda: [0.0] * 9)
 
@@ -125,6 +139,7 @@ class Rates:
             return
         self.answers += 1
         load.answers += 1
+        self.seconds += (seconds - self.seconds) * max(0.05, 1.0 / self.answers)
         self.tokens_out += (tokens_out - self.tokens_out) * max(0.05, 1.0 / self.answers)
         expected = self.expect(uncached, tokens_out, crowd) if self.known else 0.0
         if expected > 0.0:
@@ -138,6 +153,11 @@ class Rates:
             m[at] = m[at] * FORGET + value
         if self.answers <= 4 * MIN_ANSWERS or self.answers % 16 == 0:
             self.prefill, self.step, self.crowd = fit(m)
+
+
+def _share(passed: float, answer: float) -> float:
+    """How much of an average over three answers' time the last `passed` seconds make up."""
+    return passed / (passed + LATELY * answer) if passed > 0.0 else 0.0
 
 
 def fit(moments: list[float]) -> tuple[float, float, float]:

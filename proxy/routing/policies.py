@@ -33,9 +33,9 @@ Route = Literal["affinity", "spill", "new", "fallback"]
 FAIR: Final = 1.25
 """How many times the mean of the sequences in flight a replica may have before a spill is thought of."""
 LOPSIDED: Final = 3.0
-"""How many times as busy as the other replica (and one request more there) a holder must be before a spill is thought
-of. Rates learned from short answers are noisy, and a copy that was not needed is never paid back: on two real CPU
-replicas with four groups in flight, spills by cost alone brought reuse from 0.99 of the possible down to 0.95."""
+"""How many times as busy as the other replica (and half a sequence) a holder must have been lately before a spill is
+thought of. What ends a moment later is no reason to copy a prompt: on two real CPU replicas with four groups in flight,
+spills by the cost of the moment brought reuse from 0.99 of the possible down to 0.95."""
 CLEAR: Final = 1.25
 """How many times the other replica's cost waiting must cost."""
 POPULAR: Final = 16
@@ -99,7 +99,7 @@ def prefix(view: View) -> Choice:
     other = min(view.candidates, key=view.busy.__getitem__)
     if other in holders:
         return Choice(other, "affinity")
-    if view.busy[holder] < LOPSIDED * (view.busy[other] + 1.0):
+    if load.lately(view.rates, view.now) < LOPSIDED * (view.loads[other].lately(view.rates, view.now) + 0.5):
         return Choice(holder, "affinity")
     return Choice(other, "spill") if _spill_pays(view, holder, other) else Choice(holder, "affinity")
 
