@@ -99,7 +99,7 @@ def prefix(view: View) -> Choice:
     other = min(view.candidates, key=view.busy.__getitem__)
     if other in holders:
         return Choice(other, "affinity")
-    if load.lately(view.rates, view.now) < LOPSIDED * (view.loads[other].lately(view.rates, view.now) + 0.5):
+    if not _lopsided(view, holder, other):
         return Choice(holder, "affinity")
     return Choice(other, "spill") if _spill_pays(view, holder, other) else Choice(holder, "affinity")
 
@@ -132,6 +132,15 @@ def _place(view: View) -> int:
         if view.allowed >> slot & 1 and ledger.had(slot) <= limit and view.loads[slot].sequences <= crowded:
             return slot
     return ledger.least(candidates)
+
+
+def _lopsided(view: View, holder: int, other: int) -> bool:
+    """Whether the holder has been far busier for a while, or has prompts queued for longer than an answer takes."""
+    rates, now = view.rates, view.now
+    load, there = view.loads[holder], view.loads[other]
+    if load.lately(rates, now) >= LOPSIDED * (there.lately(rates, now) + 0.5):
+        return True
+    return rates.known and load.pending(rates, now) - there.pending(rates, now) > rates.seconds
 
 
 def _spill_pays(view: View, holder: int, other: int) -> bool:

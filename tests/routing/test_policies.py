@@ -29,7 +29,7 @@ def view(sequences: list[int] | None = None, **changes: Any) -> View:
     plain = View(
         candidates=SLOTS,
         allowed=0b1111,
-        loads=[ReplicaLoad(sequences=count) for count in counts],
+        loads=[ReplicaLoad(sequences=count, usual=float(count)) for count in counts],
         busy=[float(count) for count in counts],
         in_flight=sum(counts),
         ledger=ledger,
@@ -75,6 +75,13 @@ def test_a_batch_that_slows_its_replica_is_spread() -> None:
 
 def test_a_batch_that_does_not_slow_its_replica_stays() -> None:
     assert prefix(view([10, 6, 6, 6], found=held(0), rates=GPU, cold=0)) == (0, "affinity")
+
+
+def test_what_was_so_for_a_moment_only_is_no_reason() -> None:
+    moment = view([8, 0, 0, 0], found=held(0), rates=CPU, cold=0)
+    for load in moment.loads:
+        load.usual = 4.0
+    assert prefix(moment) == (0, "affinity")
 
 
 def test_a_long_queue_of_prompts_is_a_reason() -> None:
