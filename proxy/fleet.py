@@ -35,8 +35,9 @@ class Replica:
 
     `holds` maps the upstream names that it is believed to list to the path it said (None: not told); `paused` is what
     the engine really does. `recent` are the upstream names that hold a slot in its engine, least recently used first,
-    unloaded ones included: the engine forgets a name at an unload, not the slot. `tainted` maps names that could not be
-    put right to the reason. `stale_cache`: its prefix cache may hold blocks of a time that lorafleet knows nothing of.
+    unloaded ones included: the engine forgets a name at an unload, not the slot; None until that is known. `tainted`
+    maps names that it may list with weights nobody is sure of to the reason. `stale_cache`: its prefix cache may hold
+    blocks of a time that lorafleet knows nothing of.
     """
 
     index: int
@@ -48,8 +49,8 @@ class Replica:
     paused: bool = False
     asleep: bool = False
     cache_epoch: int | None = None
-    stale_cache: bool = False
-    recent: dict[str, None] = field(default_factory=dict)
+    stale_cache: bool = True
+    recent: dict[str, None] | None = None
     tainted: dict[str, str] = field(default_factory=dict)
     leases: set[Lease] = field(default_factory=set)
     running: Counter[str] = field(default_factory=Counter)
@@ -65,8 +66,13 @@ class Replica:
 
     def touch(self, upstream: str) -> None:
         """`upstream` is now the most recently used of its engine's adapters."""
+        if self.recent is None:
+            return
         self.recent.pop(upstream, None)
         self.recent[upstream] = None
+        if self.facts is not None and self.facts.max_loras:
+            while len(self.recent) > self.facts.max_loras:
+                del self.recent[next(iter(self.recent))]
 
 
 class Fleet:
@@ -144,7 +150,11 @@ class Fleet:
     def learn(self, index: int, facts: Facts) -> None:
         """What the replica said of itself; the router sizes its index by it."""
         replica = self.replicas[index]
-        if replica.facts != facts:
+        if replica.recent is None:
+            # Its process is older than ours: ghosts that nobody remembers may be younger than what it lists.
+            ghosts = [f"ghost {number}" for number in range(facts.max_loras or 0)]
+            replica.recent = dict.fromkeys([*replica.holds, *ghosts])
+        if replica.facts != facts and not replica.removed:
             replica.facts = facts
             self.router.set_replica(
                 index,
@@ -161,11 +171,17 @@ class Fleet:
         """The replica said that it loaded `upstream`."""
         replica = self.replicas[index]
         replica.holds[upstream] = path
+        replica.tainted.pop(upstream, None)
         replica.touch(upstream)
 
     def given_up(self, index: int, upstream: str) -> None:
         """The replica said that it no longer lists `upstream`; its engine keeps the slot (a ghost)."""
         self.replicas[index].holds.pop(upstream, None)
+        self.replicas[index].tainted.pop(upstream, None)
+
+    def taint(self, index: int, upstream: str, reason: str) -> None:
+        """The replica may list `upstream`, now or later, with weights that nobody is sure of."""
+        self.replicas[index].tainted[upstream] = reason
 
     def lost_adapter(self, index: int, upstream: str) -> None:
         """A completion was told that the replica does not know a name that it should hold: it was restarted."""
@@ -176,7 +192,8 @@ class Fleet:
         """The process behind the address is another one: what was believed of the old one is void."""
         replica = self.replicas[index]
         replica.holds.clear()
-        replica.recent.clear()
+        replica.tainted.clear()
+        replica.recent = {}
         replica.paused = replica.asleep = False
         replica.cache_epoch = None
         self.router.forget(index)
@@ -186,6 +203,8 @@ class Fleet:
         replica = self.replicas[index]
         if replica.holds.keys() - adapters.keys():
             self.restarted(index)
+        for upstream in adapters.keys() - replica.holds.keys():
+            replica.touch(upstream)
         replica.holds = dict(adapters)
         replica.paused = bool(paused)
 
@@ -204,14 +223,16 @@ class Fleet:
     def commit(self, desired: Desired) -> None:
         """Make `desired` what clients see, in one step.
 
-        A READY replica that is behind (lacks an adapter, is not paused as it should be, missed a cache reset) stops
-        being routable in the same step, so that a name is usable on all routable replicas or on none.
+        A READY or SUSPECT replica that is behind (lacks an adapter, is not paused as it should be, missed a cache
+        reset) stops being routable in the same step, so that a name is usable on all routable replicas or on none.
         """
         gone = {a.upstream for a in self.desired.adapters.values()} - {a.upstream for a in desired.adapters.values()}
         self.desired = desired
         for upstream in gone:
             self.router.forget_model(upstream)
-        for replica in self.ready():
+        for replica in self.members():
+            if replica.state not in (State.READY, State.SUSPECT):
+                continue
             behind = self._behind(replica)
             if behind is not None:
                 self.apply(replica.index, Event.DRIFTED, behind)
@@ -222,6 +243,8 @@ class Fleet:
         missing = self.missing(replica)
         if missing:
             return f"does not hold {missing[0].name} yet"
+        if any(adapter.upstream in replica.tainted for adapter in self.desired.adapters.values()):
+            return "may hold other weights"
         if replica.asleep != (self.desired.asleep is not None):
             return "is asleep" if replica.asleep else "is not asleep yet"
         should_pause = self.desired.pause is not None and self.desired.pause.real
@@ -269,8 +292,9 @@ class Fleet:
         return found
 
     def max_loras(self) -> int | None:
-        """Adapter slots of the smallest engine; None while no replica says."""
-        return min((r.facts.max_loras for r in self.members() if r.facts and r.facts.max_loras), default=None)
+        """Adapter slots of the smallest engine among the replicas that have served; None while no replica says."""
+        served = [r for r in self.members() if r.index in self.ready_once]
+        return min((r.facts.max_loras for r in served if r.facts and r.facts.max_loras), default=None)
 
     def close(self, name: str) -> None:
         """Refuse `name` to new completions while it is being unloaded; `reopen` ends it."""
@@ -321,6 +345,8 @@ class Fleet:
                 counts[served.upstream] -= 1
                 if not counts[served.upstream]:
                     del counts[served.upstream]
+            if served.upstream in replica.holds:
+                replica.touch(served.upstream)  # it was in use until now
             if served.upstream not in self.running and self.desired.retiring:
                 self._changed()
         usage = usage or Usage()

@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from proxy.control import journal as edits
 from proxy.control import slots
 from proxy.control.adapter_files import Seen, check_name, check_path
-from proxy.control.answers import Answer, Outcome
+from proxy.control.answers import Answer
 from proxy.control.desired import Adapter, choose_upstream
 from proxy.control.failpoints import reach
 from proxy.control.loading import Loading, Verdict
 from proxy.control.plan import same_path
 from proxy.control.plane import Plane, Stopwatch, failure
+from proxy.control.restoring import restore
 from proxy.control.transaction import Phase, Said, Seat
 from proxy.control.verify import disagreement
 from proxy.errors import BadRequest, Conflict, NotFound, ReplicaAnswer, TransactionFailed
+from proxy.replica_state import Event, State
 
 if TYPE_CHECKING:
     from proxy.fleet import Replica
@@ -58,22 +60,24 @@ class AdapterChanges:
             await plane.in_thread(check_path, path, plane.settings.adapter_roots),
             _check_digest(digest),
         )
-        return await self._plane.one_at_a_time(
-            "load", request.name, ("load", request), lambda watch: self._load(request, watch)
-        )
+        # The files are part of the key: a request for what has been written since is not the same request.
+        key = ("load", request, await plane.in_thread(plane.files.fingerprint, request.path))
+        return await self._plane.one_at_a_time("load", request.name, key, lambda watch: self._load(request, watch))
 
     async def _load(self, request: LoadRequest, watch: Stopwatch) -> str:
         plane, fleet = self._plane, self._plane.fleet
         name, path = request.name, request.path
         success = f"Success: LoRA adapter '{name}' added successfully."
         seen: Seen | None = await plane.in_thread(plane.files.look, path)
-        digest = request.digest or (seen.digest if seen else None)
         watch.lap("digest")
         if request.digest and seen and seen.digest != request.digest:
-            digest = await self._wait_for_digest(path, request.digest)
+            seen = await self._wait_for_digest(path, request.digest)
             watch.lap("files")
+        digest = request.digest or (seen.digest if seen else None)
         bound = fleet.desired.adapters.get(name)
         if bound is not None and digest is not None and bound.digest == digest:
+            if not same_path(bound.path, path):  # what restarts from now on should not depend on the older files
+                await plane.edit(edits.bind(replace(bound, path=path)))
             return success
         replicas = await plane.participants()
         await self._make_room(name)
@@ -84,14 +88,7 @@ class AdapterChanges:
             plane.pending.add(upstream)
             try:
                 if await self._load_everywhere(adapter, replicas, watch):
-                    if seen is not None and await plane.in_thread(plane.files.fingerprint, path) != seen.fingerprint:
-                        await self._take_back(adapter, replicas)
-                        raise TransactionFailed(
-                            f"the files at {path} changed while they were loaded; undone, try again"
-                        )
-                    reach("before-commit")
-                    await plane.edit(edits.bind(adapter))
-                    reach("after-commit")
+                    await self._commit(adapter, seen, replicas)
                     watch.lap("commit")
                     return success
             finally:
@@ -101,9 +98,34 @@ class AdapterChanges:
             f"{name!r} is listed on a replica under weights that nobody knows, and cannot be replaced"
         )
 
-    async def _wait_for_digest(self, path: str, digest: str) -> str:
+    async def _commit(self, adapter: Adapter, seen: Seen | None, replicas: list[Replica]) -> None:
+        """Every replica has it: make it what the name means. Raises TransactionFailed, undone, when the files have
+        changed since they were looked at or the journal cannot be written."""
+        plane = self._plane
+        if not await self._unchanged(adapter, seen):
+            await self._take_back(adapter, replicas)
+            await plane.edit(edits.reserve(adapter.upstream, None))  # nobody knows what this name stood for
+            raise TransactionFailed(f"the files at {adapter.path} changed while they were loaded; undone, try again")
+        reach("before-commit")
+        try:
+            await plane.edit(edits.bind(adapter))
+        except TransactionFailed:
+            await self._take_back(adapter, replicas)
+            raise
+        reach("after-commit")
+
+    async def _unchanged(self, adapter: Adapter, seen: Seen | None) -> bool:
+        """Whether the files are still those that the digest was taken of, or promised for, as far as can be seen."""
+        plane = self._plane
+        if seen is not None:
+            return bool(await plane.in_thread(plane.files.fingerprint, adapter.path) == seen.fingerprint)
+        now: Seen | None = await plane.in_thread(plane.files.look, adapter.path) if adapter.digest else None
+        return now is None or now.digest == adapter.digest
+
+    async def _wait_for_digest(self, path: str, digest: str) -> Seen | None:
         """Files that do not match what the trainer wrote are not there yet; once they have stopped changing they never
-        will. Raises TransactionFailed then, or at the deadline."""
+        will. None when they cannot be seen any more. Raises TransactionFailed at the end of patience or the deadline.
+        """
         plane = self._plane
         clock = asyncio.get_running_loop().time
         since = clock()
@@ -113,7 +135,7 @@ class AdapterChanges:
             delay = min(delay * 1.6, 0.4)
             seen: Seen | None = await plane.in_thread(plane.files.look, path)
             if seen is None or seen.digest == digest:
-                return digest
+                return seen
             if seen.fingerprint != last:
                 last, since = seen.fingerprint, clock()
         raise TransactionFailed(
@@ -136,11 +158,14 @@ class AdapterChanges:
     def _choose(self, name: str, digest: str | None, conflict: frozenset[str]) -> str:
         fleet = self._plane.fleet
         desired = fleet.desired
-        ours = {a.upstream for a in (*desired.adapters.values(), *desired.retiring)} | desired.used.keys()
-        foreign = {upstream for replica in fleet.members() for upstream in replica.holds if upstream not in ours}
-        if any(replica.stale_cache for replica in fleet.members()):
+        members = fleet.members()
+        held = {upstream for replica in members for upstream in replica.holds}
+        foreign = {upstream for upstream in held if desired.by_upstream(upstream) is None}
+        unsure = {upstream for replica in members for upstream in replica.tainted}
+        if any(replica.stale_cache and replica.facts is not None for replica in members):
             foreign.add(name)
-        return choose_upstream(desired, name, digest, seen=frozenset(foreign | conflict), nonce=secrets.token_hex(6))
+        seen = frozenset(foreign | unsure | conflict | self._plane.leaving.keys())
+        return choose_upstream(desired, name, digest, seen=seen, nonce=secrets.token_hex(6))
 
     async def _load_everywhere(self, adapter: Adapter, replicas: list[Replica], watch: Stopwatch) -> bool:
         """False when a replica listed the upstream name already: another must be chosen. Raises TransactionFailed."""
@@ -157,8 +182,6 @@ class AdapterChanges:
         async def ask(index: int) -> Verdict:
             nonlocal abandoned
             replica = fleet.replicas[index]
-            if adapter.upstream in replica.holds and same_path(replica.holds[adapter.upstream], adapter.path):
-                return Verdict(Said.OK, ReplicaAnswer(index, None, "holds it already"))  # still draining there
             loading = Loading(
                 plane.calls,
                 index,
@@ -169,18 +192,21 @@ class AdapterChanges:
                 deadline,
                 plane.settings.load_deadline_secs,
                 lambda: abandoned,
+                ours=adapter.upstream in replica.holds,  # only one that retires is (see _choose)
             )
             reach("before-load")
             verdict = await loading.run()
             reach("after-load")
             if verdict.said is Said.OK:
                 fleet.held(index, adapter.upstream, adapter.path)
-            elif verdict.said is Said.REFUSED:
-                abandoned = True
+                return verdict
+            if verdict.unsure:
+                fleet.taint(index, adapter.upstream, "the answer to a load was lost")
+            abandoned = abandoned or verdict.said is Said.REFUSED
             return verdict
 
         async def undo(index: int) -> Verdict:
-            return await self._unload_on(index, adapter.upstream)
+            return await self._undo_on(index, adapter)
 
         transaction, verdicts = await plane.broadcast(replicas, ask=ask, undo=undo, canary=True)
         watch.lap("load")
@@ -197,11 +223,12 @@ class AdapterChanges:
     async def _touch(self, adapter: Adapter, replicas: list[Replica]) -> None:
         """Use the listed versions once where the engine would otherwise push one out although ghosts hold slots."""
         fleet, calls = self._plane.fleet, self._plane.calls
-        listed = {a.upstream for a in fleet.desired.adapters.values()}
+        listed = {a.upstream for a in fleet.desired.adapters.values() if a.name != adapter.name}
 
         async def touch(replica: Replica) -> None:
             capacity = replica.facts.max_loras if replica.facts else None
-            for upstream in slots.to_touch(replica.recent, listed, capacity, adapter.upstream):
+            recent, running = replica.recent or {}, replica.running
+            for upstream in slots.to_touch(recent, listed, capacity, adapter.upstream, running):
                 answer = await calls.probe(replica.endpoint, upstream, self._plane.settings.admin_timeout_secs)
                 if not isinstance(answer, Answer):
                     replica.touch(upstream)
@@ -219,7 +246,16 @@ class AdapterChanges:
             raise TransactionFailed(f"loading {adapter.name!r} was undone: {why[0]}", why[1])
 
     async def _take_back(self, adapter: Adapter, replicas: list[Replica]) -> None:
-        await asyncio.gather(*(self._unload_on(replica.index, adapter.upstream) for replica in replicas))
+        await asyncio.gather(*(self._undo_on(replica.index, adapter) for replica in replicas))
+
+    async def _undo_on(self, index: int, adapter: Adapter) -> Verdict:
+        """Take a name that was not committed off one replica; one that was there before, retiring, stays."""
+        if self._plane.fleet.desired.by_upstream(adapter.upstream) is not None:
+            return Verdict(Said.OK, ReplicaAnswer(index, None, "held it before"))
+        verdict = await self._plane.take_off(index, adapter.upstream)
+        if verdict.said is not Said.OK:
+            self._plane.fleet.taint(index, adapter.upstream, "a load could not be undone")
+        return verdict
 
     # -- unload --------------------------------------------------------------------------------------------------------
 
@@ -254,47 +290,42 @@ class AdapterChanges:
     async def _unload_everywhere(self, adapter: Adapter, watch: Stopwatch) -> None:
         """Take an idle binding off every replica that may serve, or leave it on all. Raises TransactionFailed."""
         plane, fleet = self._plane, self._plane.fleet
+        if self._keeps_away(adapter):
+            await self._retire(adapter)
+            return
         replicas = await plane.participants()
 
         async def ask(index: int) -> Verdict:
             reach("before-unload")
-            return await self._unload_on(index, adapter.upstream)
+            return await plane.take_off(index, adapter.upstream)
 
         async def undo(index: int) -> Verdict:
-            endpoint = fleet.replicas[index].endpoint
-            answer = await plane.calls.load(endpoint, adapter.upstream, adapter.path, plane.settings.admin_timeout_secs)
-            if answer.outcome in (Outcome.OK, Outcome.EXISTS):
-                fleet.held(index, adapter.upstream, adapter.path)
-                return Verdict(Said.OK, answer.of(index))
-            return Verdict(Said.REFUSED, answer.of(index))
+            answer = await restore(plane, index, adapter, plane.settings.admin_timeout_secs)
+            return Verdict(Said.OK if answer.ok else Said.REFUSED, answer.of(index))
 
         transaction, verdicts = await plane.broadcast(replicas, ask=ask, undo=undo)
         watch.lap("unload")
         if transaction.phase is not Phase.COMMITTED:
             raise failure(f"unloading {adapter.name!r}", transaction, verdicts)
-        await plane.edit(edits.unbind(adapter.name))
+        try:
+            await plane.edit(edits.unbind(adapter))
+        except TransactionFailed:
+            done = list(transaction.where(Seat.DONE))
+            for index, verdict in zip(done, await asyncio.gather(*map(undo, done)), strict=True):
+                if verdict.said is not Said.OK:
+                    fleet.apply(index, Event.DRIFTED, "could not be put back after a failed change")
+            raise
         watch.lap("commit")
+
+    def _keeps_away(self, adapter: Adapter) -> bool:
+        """Whether nobody serves and a living replica lacks this adapter: perhaps for ever, its files may be lost."""
+        fleet = self._plane.fleet
+        joining = [replica for replica in fleet.members() if replica.state is State.JOINING]
+        return not fleet.ready() and any(adapter.upstream not in replica.holds for replica in joining)
 
     async def _retire(self, adapter: Adapter) -> None:
         """No client can name it from now on; the reconciler takes it off the replicas when it has drained."""
-        await self._plane.edit(edits.unbind(adapter.name))
-
-    async def _unload_on(self, index: int, upstream: str) -> Verdict:
-        """Unload on one replica; a lost answer is asked again: unloading what is not there does no harm."""
-        plane = self._plane
-        endpoint = plane.fleet.replicas[index].endpoint
-        answer = Answer(Outcome.NO_ANSWER, None, "not asked")
-        for _ in range(3):
-            answer = await plane.calls.unload(endpoint, upstream, plane.settings.admin_timeout_secs)
-            if answer.outcome in (Outcome.OK, Outcome.UNKNOWN_NAME):
-                plane.fleet.given_up(index, upstream)
-                return Verdict(Said.OK, answer.of(index))
-            if answer.outcome is Outcome.REFUSED:
-                return Verdict(Said.REFUSED, answer.of(index))
-            if answer.outcome is Outcome.UNREACHABLE:
-                return Verdict(Said.GONE, answer.of(index))
-            await asyncio.sleep(0.1)
-        return Verdict(Said.DIED, answer.of(index))
+        await self._plane.edit(edits.unbind(adapter))
 
 
 def _check_digest(digest: object) -> str | None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from proxy.replica_state import State
+
 if TYPE_CHECKING:
     from proxy.fleet import Replica
 
 
-def unfit(replica: Replica, members: Sequence[Replica]) -> str | None:
-    """Why `replica` must not serve, whatever it holds; None when it may.
+def unfit(replica: Replica, members: Sequence[Replica], listed: int) -> str | None:
+    """Why `replica` must not serve, whatever it holds; None when it may. `listed` is the number of committed adapters.
 
     The first member that said what it is sets the measure: one fleet serves one base model.
     """
@@ -24,6 +26,9 @@ def unfit(replica: Replica, members: Sequence[Replica]) -> str | None:
             f"data_parallel_size is {facts.data_parallel_size}: a load reaches one of its engines only; start it with "
             "--data-parallel-size 1 and give lorafleet one URL per engine"
         )
+    others_serve = any(member.state is State.READY for member in members if member is not replica)
+    if facts.max_loras is not None and facts.max_loras < listed and others_serve:
+        return f"its max_loras is {facts.max_loras}, and {listed} versions are listed; start it with more"
     first = next((member for member in members if member.facts is not None), replica)
     if first is replica or first.facts is None:
         return None

@@ -8,7 +8,7 @@ weights' blocks).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -18,7 +18,8 @@ class Adapter:
     """One committed binding of a name to weights.
 
     `digest` is "sha256:<hex>" of the adapter's files (trainer_client.digest), None when nobody could say.
-    `order` grows with each commit: the newest binding has the largest.
+    `order` grows with each commit: the newest binding has the largest. `also` are other paths that replicas may have
+    loaded the same weights from.
     """
 
     name: str
@@ -26,6 +27,11 @@ class Adapter:
     digest: str | None
     upstream: str
     order: int = 0
+    also: tuple[str, ...] = ()
+
+    def loaded_from(self, path: str | None) -> bool:
+        """Whether a replica that lists it with this path has the right weights; one that names no path is believed."""
+        return path is None or path.rstrip("/") in {known.rstrip("/") for known in (self.path, *self.also)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,7 @@ class Desired:
     `adapters` maps client names to bindings, in commit order. `retiring` are bindings that clients can no longer name
     and that replicas give up once nothing runs on them. `used` maps every upstream name that was ever offered to a
     replica to its digest: such a name may have blocks in a prefix cache. `asleep` is the query of /sleep, or None.
+    `met` are the replicas (URLs) whose prefix caches hold nothing from before lorafleet or from before the last reset.
     """
 
     version: int = 0
@@ -57,14 +64,18 @@ class Desired:
     asleep: str | None = None
     cache_epoch: int = 0
     order: int = 0
+    met: frozenset[str] = frozenset()
 
     def reserve(self, upstream: str, digest: str | None) -> Desired:
         """Remember that `upstream` is about to be offered to replicas with these weights."""
         return replace(self, version=self.version + 1, used=MappingProxyType({**self.used, upstream: digest}))
 
     def bind(self, adapter: Adapter) -> Desired:
-        """Commit a binding; the one that the name had before, if any, retires."""
-        adapter = replace(adapter, order=self.order + 1)
+        """Commit a binding; the one that the name had before, if any, retires unless it is the same weights."""
+        known = self.by_upstream(adapter.upstream)
+        paths = (*known.also, known.path) if known is not None else ()
+        also = tuple(path for path in dict.fromkeys(paths) if path != adapter.path)
+        adapter = replace(adapter, order=self.order + 1, also=also)
         old = self.adapters.get(adapter.name)
         kept = {name: bound for name, bound in self.adapters.items() if name != adapter.name}
         retiring = tuple(r for r in self.retiring if r.upstream != adapter.upstream)
@@ -79,9 +90,12 @@ class Desired:
             used=MappingProxyType({**self.used, adapter.upstream: adapter.digest}),
         )
 
-    def unbind(self, name: str) -> Desired:
-        """Clients can no longer name it; it retires."""
-        old = self.adapters[name]
+    def unbind(self, name: str, upstream: str | None = None) -> Desired:
+        """Clients can no longer name it; it retires. Nothing happens when the name means something else than `upstream`
+        by now, or nothing."""
+        old = self.adapters.get(name)
+        if old is None or upstream not in (None, old.upstream):
+            return self
         kept = {key: bound for key, bound in self.adapters.items() if key != name}
         return replace(self, version=self.version + 1, adapters=MappingProxyType(kept), retiring=(*self.retiring, old))
 
@@ -97,9 +111,18 @@ class Desired:
     def with_sleep(self, query: str | None) -> Desired:
         return replace(self, version=self.version + 1, asleep=query)
 
-    def next_epoch(self) -> Desired:
-        """The prefix caches were emptied on purpose."""
-        return replace(self, version=self.version + 1, cache_epoch=self.cache_epoch + 1)
+    def next_epoch(self, missed: Iterable[str]) -> Desired:
+        """The prefix caches were emptied on purpose, all but those of the `missed` replicas."""
+        return replace(
+            self,
+            version=self.version + 1,
+            cache_epoch=self.cache_epoch + 1,
+            met=self.met.difference(missed),
+        )
+
+    def with_met(self, replica: str) -> Desired:
+        """The cache of this replica (URL) was emptied."""
+        return replace(self, version=self.version + 1, met=self.met | {replica})
 
     def by_upstream(self, upstream: str) -> Adapter | None:
         for adapter in (*self.adapters.values(), *self.retiring):

@@ -11,14 +11,19 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import logging
 import os
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from proxy.control.desired import Adapter, Desired, Pause
 from proxy.errors import ConfigError
+
+logger = logging.getLogger("lorafleet.control")
 
 COMPACT_AT = 2000
 """Lines after which the file is rewritten as one snapshot."""
@@ -30,8 +35,19 @@ def _adapter_line(adapter: Adapter) -> Line:
     return {"name": adapter.name, "path": adapter.path, "digest": adapter.digest, "upstream": adapter.upstream}
 
 
+def _whole_adapter_line(adapter: Adapter) -> Line:
+    return {**_adapter_line(adapter), "order": adapter.order, "also": list(adapter.also)}
+
+
 def _adapter(line: Line) -> Adapter:
-    return Adapter(line["name"], line["path"], line["digest"], line["upstream"], line.get("order", 0))
+    return Adapter(
+        line["name"],
+        line["path"],
+        line["digest"],
+        line["upstream"],
+        line.get("order", 0),
+        tuple(line.get("also", ())),
+    )
 
 
 def reserve(upstream: str, digest: str | None) -> Line:
@@ -42,8 +58,9 @@ def bind(adapter: Adapter) -> Line:
     return {"do": "bind", **_adapter_line(adapter)}
 
 
-def unbind(name: str) -> Line:
-    return {"do": "unbind", "name": name}
+def unbind(adapter: Adapter) -> Line:
+    """Take this binding away; a newer one of the name stays."""
+    return {"do": "unbind", "name": adapter.name, "upstream": adapter.upstream}
 
 
 def retired(upstream: str) -> Line:
@@ -60,8 +77,12 @@ def sleep(query: str | None) -> Line:
     return {"do": "sleep", "query": query}
 
 
-def next_epoch() -> Line:
-    return {"do": "next_epoch"}
+def next_epoch(missed: Iterable[str] = ()) -> Line:
+    return {"do": "next_epoch", "missed": sorted(missed)}
+
+
+def met(replica: str) -> Line:
+    return {"do": "met", "replica": replica}
 
 
 def apply(desired: Desired, line: Line) -> Desired:
@@ -72,7 +93,7 @@ def apply(desired: Desired, line: Line) -> Desired:
         case "bind":
             return desired.bind(_adapter(line))
         case "unbind":
-            return desired.unbind(line["name"])
+            return desired.unbind(line["name"], line["upstream"])
         case "retired":
             return desired.retired(line["upstream"])
         case "pause":
@@ -82,7 +103,9 @@ def apply(desired: Desired, line: Line) -> Desired:
         case "sleep":
             return desired.with_sleep(line["query"])
         case "next_epoch":
-            return desired.next_epoch()
+            return desired.next_epoch(line["missed"])
+        case "met":
+            return desired.with_met(line["replica"])
         case "snapshot":
             return _from_snapshot(line)
         case other:
@@ -96,11 +119,12 @@ def snapshot(desired: Desired) -> Line:
         "version": desired.version,
         "order": desired.order,
         "cache_epoch": desired.cache_epoch,
-        "adapters": [{**_adapter_line(a), "order": a.order} for a in desired.adapters.values()],
-        "retiring": [{**_adapter_line(a), "order": a.order} for a in desired.retiring],
+        "adapters": [_whole_adapter_line(a) for a in desired.adapters.values()],
+        "retiring": [_whole_adapter_line(a) for a in desired.retiring],
         "used": dict(desired.used),
         "pause": pause(desired.pause) if desired.pause else None,
         "asleep": desired.asleep,
+        "met": sorted(desired.met),
     }
 
 
@@ -115,15 +139,16 @@ def _from_snapshot(line: Line) -> Desired:
         asleep=line["asleep"],
         cache_epoch=line["cache_epoch"],
         order=line["order"],
+        met=frozenset(line["met"]),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """The desired state as it was, and the replicas (URLs) whose past the journal tells; none without a journal."""
+    """The desired state as it was. `found`: there was a journal of this fleet."""
 
     desired: Desired
-    known: frozenset[str] = frozenset()
+    found: bool = False
 
 
 class Journal:
@@ -136,6 +161,8 @@ class Journal:
         self._fd = -1
         self._lock_fd = -1
         self._lines = 0
+        self._size = 0
+        self._turn = threading.Lock()
 
     def open(self) -> Recovered:
         """Read what an earlier process left and begin to write. Raises ConfigError naming --state-dir.
@@ -159,30 +186,38 @@ class Journal:
 
         Raises OSError, and leaves the file as it was: half a line would hide every later one from the next reader.
         """
-        before = os.fstat(self._fd).st_size
         text = json.dumps(line, separators=(",", ":")).encode() + b"\n"
-        try:
-            if os.write(self._fd, text) != len(text):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(self._fd)
-        except OSError:
-            os.ftruncate(self._fd, before)
-            raise
-        self._lines += 1
-        if self._lines > COMPACT_AT:
-            self._rewrite(desired)
+        with self._turn:
+            os.ftruncate(self._fd, self._size)  # what an earlier failure could not take back
+            try:
+                _write_all(self._fd, text)
+                os.fsync(self._fd)
+            except OSError:
+                os.ftruncate(self._fd, self._size)
+                raise
+            self._size += len(text)
+            self._lines += 1
+            if self._lines > COMPACT_AT:
+                try:
+                    self._rewrite(desired)
+                except OSError as error:  # the line is on disk: the edit holds, the file is only longer than need be
+                    logger.warning("the journal cannot be shortened: %s", error)
+                    self._lines = COMPACT_AT // 2
 
     def close(self) -> None:
-        for fd in (self._fd, self._lock_fd):
-            if fd >= 0:
-                os.close(fd)
-        self._fd = self._lock_fd = -1
+        """Waits for a line that is being written."""
+        with self._turn:
+            for fd in (self._fd, self._lock_fd):
+                if fd >= 0:
+                    os.close(fd)
+            self._fd = self._lock_fd = -1
 
     def _take_lock(self) -> None:
         self._lock_fd = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            self.close()
             raise ConfigError(
                 f"--state-dir: {self._directory} is in use by another lorafleet; stop it or name another directory"
             ) from error
@@ -192,38 +227,57 @@ class Journal:
             raw = self._path.read_bytes()
         except FileNotFoundError:
             return Recovered(Desired())
-        desired, fleet = Desired(), None
+        desired, fleet = Desired(), set[str]()
         for text in raw.split(b"\n"):
             if not text:
                 continue
             try:
                 line = json.loads(text)
                 if line["do"] == "fleet":
-                    fleet = line["replicas"]
+                    fleet = set(line["replicas"])
                 else:
                     desired = apply(desired, line)
             except (ValueError, KeyError, TypeError):
                 break
-        if fleet is None or (self._fleet and not set(fleet) & set(self._fleet)):
+        if not fleet or (self._fleet and not fleet & set(self._fleet)):
             self._path.replace(self._path.with_suffix(".other-fleet"))
             return Recovered(Desired())
-        return Recovered(desired, frozenset(fleet))
+        return Recovered(desired, found=True)
 
     def _rewrite(self, desired: Desired) -> None:
         """Replace the file by a snapshot, atomically."""
         fresh = self._path.with_suffix(".new")
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        for line in ({"do": "fleet", "replicas": self._fleet}, snapshot(desired)):
-            os.write(fd, json.dumps(line, separators=(",", ":")).encode() + b"\n")
-        os.fsync(fd)
-        fresh.replace(self._path)
-        parent = os.open(self._directory, os.O_RDONLY)
-        os.fsync(parent)
-        os.close(parent)
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        self._lines = 2
+        lines = ({"do": "fleet", "replicas": self._fleet}, snapshot(desired))
+        text = b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines)
+        with _opened(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
+            _write_all(fd, text)
+            os.fsync(fd)
+        fd = os.open(fresh, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            fresh.replace(self._path)
+        except OSError:
+            os.close(fd)
+            raise
+        old, self._fd, self._size, self._lines = self._fd, fd, len(text), len(lines)
+        if old >= 0:
+            os.close(old)
+        with _opened(self._directory, os.O_RDONLY) as parent:
+            os.fsync(parent)
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    """Raises OSError also when the disk takes only a part."""
+    if os.write(fd, data) != len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class MemoryJournal:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from proxy.control.answers import Answer, Observed, Outcome, ReplicaCalls
@@ -33,17 +33,20 @@ TRUTH_SECS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`conflict`: the replica listed the name before it was asked, so nobody knows with which weights."""
+    """`conflict`: the replica listed the name before it was asked, so nobody knows with which weights. `unsure`: an
+    answer was lost, so that what was asked for may have happened, or may happen yet."""
 
     said: Said
     answer: ReplicaAnswer
     conflict: bool = False
+    unsure: bool = False
 
 
 @dataclass(slots=True)
 class Loading:
     """The load of `path` as `upstream` on one replica. `held` are the names it is believed to list: when they are gone
-    after a lost answer, the engine died of the load, however quickly it came back."""
+    after a lost answer, the engine died of the load, however quickly it came back. `ours`: if it lists `upstream`
+    already, then because we loaded these weights earlier."""
 
     calls: ReplicaCalls
     replica: int
@@ -54,9 +57,14 @@ class Loading:
     deadline: float
     deadline_secs: float
     abandoned: Callable[[], bool]
+    ours: bool = False
 
     async def run(self) -> Verdict:
         """Never raises for what the replica does."""
+        verdict, lost = await self._run()
+        return replace(verdict, unsure=True) if lost and verdict.said is not Said.OK else verdict
+
+    async def _run(self) -> tuple[Verdict, int]:
         clock = asyncio.get_running_loop().time
         began, said = clock(), False
         delay, lost = FIRST_RETRY_SECS, 0
@@ -69,16 +77,15 @@ class Loading:
             else:
                 verdict = await self._judge(answer, lost)
             if verdict is not None:
-                return verdict
+                return verdict, lost
             if not said and clock() - began > SAY_AFTER_SECS:
                 said = True
                 logger.warning("waiting for replica %d to see %s: %s", self.replica, self.path, answer.message)
             if self.abandoned():
-                return self._said(Said.REFUSED, answer, "given up because another replica refused")
+                return self._said(Said.REFUSED, answer, "given up because another replica refused"), lost
             if clock() + delay >= self.deadline:
-                return self._said(
-                    Said.REFUSED, answer, f"not loadable within {self.deadline_secs:g} s; last word: {answer.message}"
-                )
+                last = f"not loadable within {self.deadline_secs:g} s; last word: {answer.message}"
+                return self._said(Said.REFUSED, answer, last), lost
             await asyncio.sleep(delay * random.uniform(0.8, 1.2))
             delay = min(delay * 1.6, LAST_RETRY_SECS)
 
@@ -90,11 +97,12 @@ class Loading:
                 return None
             case Outcome.UNREACHABLE:
                 return self._said(Said.GONE, answer, answer.message)
-            case Outcome.EXISTS if lost:
-                seen = await self.calls.observe(self.endpoint, TRUTH_SECS)
+            case Outcome.EXISTS if self.ours:
+                return self._said(Said.OK, answer, "holds it already")
+            case Outcome.EXISTS:
+                seen = await self.calls.observe(self.endpoint, TRUTH_SECS) if lost else None
                 if isinstance(seen, Observed) and self._listed(seen):
                     return self._said(Said.OK, answer, "loaded, the first answer was lost")
-            case Outcome.EXISTS:
                 return Verdict(Said.REFUSED, answer.of(self.replica), conflict=True)
         return self._said(Said.REFUSED, answer, answer.message)
 

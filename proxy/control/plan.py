@@ -7,7 +7,7 @@ what it should no longer have.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from proxy.control.answers import Observed
@@ -22,6 +22,13 @@ class Load:
 @dataclass(frozen=True, slots=True)
 class Unload:
     upstream: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """What the replica lists under this name is not (for sure) what it should be: off with it, and load it anew."""
+
+    adapter: Adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +56,10 @@ class ResetCache:
     epoch: int
 
 
-Action = Load | Unload | PauseIt | ResumeIt | SleepIt | WakeIt | ResetCache
+Action = Load | Unload | Replace | PauseIt | ResumeIt | SleepIt | WakeIt | ResetCache
+
+
+Switch = PauseIt | ResumeIt | SleepIt | WakeIt
 
 
 def plan(
@@ -57,41 +67,59 @@ def plan(
     observed: Observed,
     *,
     cache_epoch: int | None,
+    sleeps: bool | None = False,
     pending: Iterable[str] = (),
     busy: Iterable[str] = (),
+    tainted: Collection[str] = (),
 ) -> tuple[Action, ...]:
     """The actions that are missing on a replica that shows `observed`.
 
     `cache_epoch` is the last epoch that this replica's cache is known to have been emptied for; None for a replica that
-    was never asked (a fresh process has nothing to forget). `pending` are upstream names that a running transaction is
-    working on, `busy` those with completions in flight: neither is taken away here. Names that lorafleet never offered
-    (not in `desired.used`) are somebody else's and stay.
+    was never asked (a fresh process has nothing to forget). `sleeps` is whether it was put to sleep as far as anybody
+    knows (None: nobody knows). `pending` are upstream names that a running transaction is working on, `busy` those with
+    completions in flight: neither is taken away here. A `tainted` name is listed with weights that nobody is sure of.
+    Names that lorafleet never offered (not in `desired.used`) are somebody else's and stay.
     """
-    actions: list[Action] = []
-    if observed.paused is not None:
-        should_pause = desired.pause is not None and desired.pause.real
-        if should_pause and not observed.paused and desired.pause is not None:
-            actions.append(PauseIt(desired.pause.query))
-        elif observed.paused and not should_pause and not observed.asleep and desired.asleep is None:
-            actions.append(ResumeIt())
-    if observed.asleep is not None:
-        if desired.asleep is not None and not observed.asleep:
-            actions.append(SleepIt(desired.asleep))
-        elif observed.asleep and desired.asleep is None:
-            actions.append(WakeIt())
+    actions: list[Action] = list(switches(desired, observed, sleeps))
     if cache_epoch is not None and cache_epoch < desired.cache_epoch:
         actions.append(ResetCache(desired.cache_epoch))
     kept = {adapter.upstream for adapter in desired.adapters.values()}
     for adapter in desired.adapters.values():
         if adapter.upstream not in observed.adapters:
             actions.append(Load(adapter))
-        elif not same_path(observed.adapters[adapter.upstream], adapter.path):
-            actions.extend((Unload(adapter.upstream), Load(adapter)))
+        elif adapter.upstream in tainted or not adapter.loaded_from(observed.adapters[adapter.upstream]):
+            actions.append(Replace(adapter))
     untouchable = kept.union(pending, busy)
     actions.extend(
         Unload(upstream) for upstream in observed.adapters if upstream in desired.used and upstream not in untouchable
     )
     return tuple(actions)
+
+
+def switches(desired: Desired, observed: Observed, sleeps: bool | None) -> Iterator[Switch]:
+    """Pause and sleep. To sleep pauses an engine and to wake resumes it; one that is paused says that it sleeps,
+    whether it does or not (observed on 0.27.1)."""
+    if desired.asleep is not None:
+        if sleeps is not True or observed.asleep is False:
+            yield SleepIt(desired.asleep)
+        return
+    wake = sleeps is not False and observed.asleep is True
+    if wake:
+        yield WakeIt()
+    if desired.pause is not None and desired.pause.real:
+        if wake or observed.paused is False:
+            yield PauseIt(desired.pause.query)
+    elif observed.paused:
+        yield ResumeIt()
+
+
+def intruders(desired: Desired, observed: Observed) -> list[str]:
+    """Names of ours that the replica lists with somebody else's weights; its cache may hold blocks of those."""
+    return [
+        adapter.upstream
+        for adapter in desired.adapters.values()
+        if adapter.upstream in observed.adapters and not adapter.loaded_from(observed.adapters[adapter.upstream])
+    ]
 
 
 def same_path(observed: str | None, committed: str) -> bool:
@@ -101,6 +129,4 @@ def same_path(observed: str | None, committed: str) -> bool:
 
 def fit_to_serve(actions: Iterable[Action]) -> bool:
     """Whether a replica may serve although `actions` are still to do: only unloading what nobody can name can wait."""
-    actions = tuple(actions)
-    loads = {action.adapter.upstream for action in actions if isinstance(action, Load)}
-    return all(isinstance(action, Unload) and action.upstream not in loads for action in actions)
+    return all(isinstance(action, Unload) for action in actions)

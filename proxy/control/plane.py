@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Hashable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -92,9 +92,10 @@ class Plane:
         self.wall = wall
         self.in_thread = in_thread
         self.files = files
-        self.known: frozenset[str] = frozenset()
         self.remembers = False
         self.pending: set[str] = set()
+        self.leaving: Counter[str] = Counter()
+        self.changes = 0
         self.records: deque[TransactionRecord] = deque(maxlen=50)
         self._on_record = on_record
         self._ids = itertools.count(1)
@@ -106,9 +107,10 @@ class Plane:
     def open(self) -> None:
         """Read the journal. Raises ConfigError."""
         recovered = self.journal.open()
-        self.known = recovered.known
-        self.remembers = bool(recovered.known)
+        self.remembers = recovered.found
         self.fleet.commit(recovered.desired)
+        for replica in self.fleet.members():
+            replica.stale_cache = replica.endpoint.base not in recovered.desired.met
 
     @property
     def busy(self) -> bool:
@@ -187,6 +189,7 @@ class Plane:
                 self._on_record(entry)
 
         async with self._turn:
+            self.changes += 1
             watch.lap("queue")
             record("running")
             try:
@@ -250,6 +253,28 @@ class Plane:
                 fleet.apply(index, Event.DRIFTED, f"missed a change: {reason}")
         return transaction, verdicts
 
+    async def take_off(self, index: int, upstream: str) -> Verdict:
+        """Unload on one replica; a lost answer is asked again: unloading what is not there does no harm."""
+        endpoint = self.fleet.replicas[index].endpoint
+        answer = Answer(Outcome.NO_ANSWER, None, "not asked")
+        self.leaving[upstream] += 1
+        try:
+            for _ in range(3):
+                answer = await self.calls.unload(endpoint, upstream, self.settings.admin_timeout_secs)
+                if answer.outcome in (Outcome.OK, Outcome.UNKNOWN_NAME):
+                    self.fleet.given_up(index, upstream)
+                    return Verdict(Said.OK, answer.of(index))
+                if answer.outcome is Outcome.REFUSED:
+                    return Verdict(Said.REFUSED, answer.of(index))
+                if answer.outcome is Outcome.UNREACHABLE:
+                    return Verdict(Said.GONE, answer.of(index))
+                await asyncio.sleep(0.1)
+            return Verdict(Said.DIED, answer.of(index), unsure=True)
+        finally:
+            self.leaving[upstream] -= 1
+            if not self.leaving[upstream]:
+                del self.leaving[upstream]
+
     async def switch(self, replica: int, target: str, truth: Callable[[Observed], bool | None]) -> Verdict:
         """POST `target` to one replica; when the answer is lost, `truth` of what the replica shows decides."""
         endpoint = self.fleet.replicas[replica].endpoint
@@ -261,7 +286,7 @@ class Plane:
                 return Verdict(Said.GONE, answer.of(replica))
             if answer.outcome is not Outcome.NO_ANSWER:
                 return Verdict(Said.REFUSED, answer.of(replica))
-            seen = await self._look(replica)
+            seen = await self.look(replica)
             if isinstance(seen, Answer):
                 return Verdict(Said.DIED, answer.of(replica))
             if truth(seen):
@@ -270,7 +295,8 @@ class Plane:
                 break
         return Verdict(Said.REFUSED, answer.of(replica))
 
-    async def _look(self, replica: int) -> Observed | Answer:
+    async def look(self, replica: int) -> Observed | Answer:
+        """What the replica shows, asked until it answers or is taken for dead."""
         endpoint = self.fleet.replicas[replica].endpoint
         clock = asyncio.get_running_loop().time
         until = clock() + TRUTH_SECS

@@ -13,13 +13,13 @@ import logging
 import random
 from typing import TYPE_CHECKING
 
-from proxy.control import journal as edits
+from proxy.control.acting import Actor, describe
 from proxy.control.admission import unfit
-from proxy.control.adoption import adoptable
 from proxy.control.answers import Answer, Observed, Outcome
-from proxy.control.desired import Adapter
-from proxy.control.plan import Action, Load, PauseIt, ResetCache, ResumeIt, SleepIt, Unload, WakeIt, fit_to_serve, plan
+from proxy.control.meeting import Meeting
+from proxy.control.plan import Switch, WakeIt, fit_to_serve, intruders, plan, switches
 from proxy.control.plane import Plane
+from proxy.control.retirement import Retirement
 from proxy.errors import LorafleetError
 from proxy.replica_state import Event, State
 
@@ -36,12 +36,13 @@ LONGEST_DELAY_SECS = 1.0
 
 
 class Watched:
-    """What the loop remembers of one replica between looks."""
+    """What the loop remembers of one replica between looks. `awake`: it is known not to sleep unless we sent it to."""
 
-    __slots__ = ("delay", "strikes", "task", "wake")
+    __slots__ = ("awake", "delay", "strikes", "task", "wake")
 
     def __init__(self) -> None:
         self.wake = asyncio.Event()
+        self.awake = False
         self.strikes = 0
         self.delay = FIRST_DELAY_SECS
         self.task: asyncio.Task[None] | None = None
@@ -51,10 +52,9 @@ class Reconciler:
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
         self._watched: dict[int, Watched] = {}
-        self._first: dict[int, Observed | None] = {}
-        self._adopted = False
-        self._drain_until: dict[str, float] = {}
-        self._unseen_since: dict[str, float] = {}
+        self._meeting = Meeting(plane)
+        self._retirement = Retirement(plane)
+        self._actor = Actor(plane, self._retirement)
         self._running = False
 
     def start(self) -> None:
@@ -115,41 +115,47 @@ class Reconciler:
         plane, fleet, settings = self._plane, self._plane.fleet, self._plane.settings
         endpoint, index = replica.endpoint, replica.index
         if not await self._alive(replica, watched):
-            self._first.setdefault(index, None)
+            self._meeting.saw(index, None)
             return replica.state is not State.DOWN or replica.index not in fleet.ready_once
-        version, busy_before = fleet.desired.version, plane.busy
-        asleep = replica.asleep or fleet.desired.asleep is not None
+        version, changes, busy_before = fleet.desired.version, plane.changes, plane.busy
+        asleep = replica.asleep or not watched.awake or fleet.desired.asleep is not None
         seen = await plane.calls.observe(endpoint, settings.health_timeout_secs, sleep=asleep)
         if isinstance(seen, Answer):
             self._probe_failed(replica, watched, f"/v1/models: {seen.message}", sure=False)
             return True
-        quiet = not plane.busy and not busy_before and fleet.desired.version == version
+        watched.strikes = 0
+        quiet = not busy_before and plane.changes == changes and fleet.desired.version == version
         if quiet or replica.state in (State.JOINING, State.DOWN, State.SUSPECT):
             fleet.observed(index, seen.adapters, paused=seen.paused)
-        if replica.facts is None or replica.state is State.DOWN:
+        if replica.facts is None or replica.state is State.DOWN or replica.facts.base_models != seen.base_models:
             fleet.learn(index, await plane.calls.facts(endpoint, seen, settings.health_timeout_secs))
-        if replica.stale_cache or endpoint.base not in plane.known:
-            await self._first_contact(replica)
-        self._first.setdefault(index, seen)
-        if not await self._adopt():
+        clean = await self._meeting.empty_cache(replica)
+        self._meeting.saw(index, seen)
+        if not await self._meeting.adopt():
             return True
         if replica.state is State.DRAINING:
-            return False
-        reason = unfit(replica, fleet.members())
+            return await self._switch_only(replica, watched, seen, quiet)
+        reason = unfit(replica, fleet.members(), len(fleet.desired.adapters))
         if reason is not None:
             fleet.apply(index, Event.DRIFTED, reason)
             fleet.set_error(index, reason)
             return True
-        return await self._converge(replica, seen, version, quiet)
+        if not clean:
+            return True
+        return await self._converge(replica, watched, seen, version, quiet)
 
-    async def _converge(self, replica: Replica, seen: Observed, version: int, quiet: bool) -> bool:
+    async def _converge(self, replica: Replica, watched: Watched, seen: Observed, version: int, quiet: bool) -> bool:
         plane, fleet, index = self._plane, self._plane.fleet, replica.index
+        if intruders(fleet.desired, seen):
+            fleet.set_epoch(index, fleet.desired.cache_epoch - 1)  # an epoch long past: its cache must be emptied
         actions = plan(
             fleet.desired,
             seen,
             cache_epoch=replica.cache_epoch,
+            sleeps=self._sleeps(replica, watched, seen),
             pending=plane.pending,
-            busy=self._draining(),
+            busy=self._retirement.draining(),
+            tainted=replica.tainted,
         )
         if fit_to_serve(actions):
             if fleet.desired.version == version and not (replica.state is State.READY and not quiet):
@@ -162,15 +168,30 @@ class Reconciler:
         elif replica.state in (State.DOWN, State.SUSPECT):
             fleet.apply(index, Event.DRIFTED)
         for action in actions:
-            if not await self._act(replica, action):
+            if not await self._actor.act(replica, action):
                 return True
-        await self._finish_retiring()
+            watched.awake = watched.awake or isinstance(action, WakeIt)
+        await self._retirement.finish()
         return bool(actions)
+
+    async def _switch_only(self, replica: Replica, watched: Watched, seen: Observed, quiet: bool) -> bool:
+        """A replica that drains finishes what it has: it is paused and resumed with the others, no more."""
+        wanted: list[Switch] = []
+        if quiet:
+            wanted = list(switches(self._plane.fleet.desired, seen, self._sleeps(replica, watched, seen)))
+        for action in wanted:
+            if not await self._actor.act(replica, action):
+                return True
+        return bool(wanted)
+
+    def _sleeps(self, replica: Replica, watched: Watched, seen: Observed) -> bool | None:
+        """Whether it was put to sleep; None when nobody knows: a paused replica says that it sleeps in any case."""
+        watched.awake = watched.awake or seen.asleep is not True
+        return True if replica.asleep else False if watched.awake else None
 
     async def _alive(self, replica: Replica, watched: Watched) -> bool:
         answer = await self._plane.calls.health(replica.endpoint, self._plane.settings.health_timeout_secs)
         if answer.ok:
-            watched.strikes = 0
             return True
         said = f"/health answered {answer.status}" if answer.status is not None else answer.message
         self._probe_failed(replica, watched, said, sure=answer.outcome is Outcome.UNREACHABLE)
@@ -183,164 +204,3 @@ class Reconciler:
             fleet.apply(replica.index, Event.PROBE_FAILED, reason)
         else:
             fleet.set_error(replica.index, reason)
-
-    # -- first contact -------------------------------------------------------------------------------------------------
-
-    async def _first_contact(self, replica: Replica) -> None:
-        """A replica whose past no journal tells may hold cached blocks under any name: empty its cache once, or treat
-        every name as used while that is refused (it answers success: false while anything runs)."""
-        plane = self._plane
-        answer = await plane.calls.post(replica.endpoint, "/reset_prefix_cache", plane.settings.admin_timeout_secs)
-        replica.stale_cache = answer.ok and b'"success":false' in answer.body.replace(b" ", b"")
-        if not replica.stale_cache:
-            plane.known |= {replica.endpoint.base}
-
-    async def _adopt(self) -> bool:
-        """Once, without a journal: what all replicas hold alike is taken over. False while a replica is unseen."""
-        plane, fleet = self._plane, self._plane.fleet
-        if self._adopted:
-            return True
-        members = fleet.members()
-        if any(replica.index not in self._first for replica in members):
-            return False
-        self._adopted = True
-        if not plane.remembers and not fleet.desired.adapters:
-            for name, upstream, path in adoptable([seen for seen in self._first.values() if seen is not None]):
-                logger.info("adopted %s from the replicas", name)
-                await plane.edit(edits.bind(Adapter(name, path, None, upstream)))
-        return True
-
-    # -- acting --------------------------------------------------------------------------------------------------------
-
-    async def _act(self, replica: Replica, action: Action) -> bool:
-        """Do one action; False when it did not work (the reason is in last_error) and the rest must wait."""
-        plane, fleet, index = self._plane, self._plane.fleet, replica.index
-        calls, endpoint, timeout = plane.calls, replica.endpoint, plane.settings.admin_timeout_secs
-        if isinstance(action, Load):
-            return await self._load(replica, action.adapter)
-        if isinstance(action, Unload):
-            if action.upstream in plane.pending or action.upstream in self._kept():
-                return True
-            answer = await calls.unload(endpoint, action.upstream, timeout)
-            if answer.outcome in (Outcome.OK, Outcome.UNKNOWN_NAME):
-                fleet.given_up(index, action.upstream)
-                return True
-        elif isinstance(action, PauseIt):
-            answer = await calls.post(endpoint, _with_query("/pause", action.query), timeout)
-            if answer.ok:
-                fleet.set_paused(index, True)
-                fleet.forget_cache(index)
-                return True
-        elif isinstance(action, ResumeIt):
-            answer = await calls.post(endpoint, "/resume", timeout)
-            if answer.ok:
-                fleet.set_paused(index, False)
-                return True
-        elif isinstance(action, ResetCache):
-            answer = await calls.post(endpoint, "/reset_prefix_cache", timeout)
-            if answer.ok and b'"success":false' not in answer.body.replace(b" ", b""):
-                fleet.forget_cache(index)
-                fleet.set_epoch(index, action.epoch)
-                return True
-        elif isinstance(action, SleepIt):
-            answer = await calls.post(endpoint, _with_query("/sleep", action.query), timeout)
-            if answer.ok:
-                fleet.set_asleep(index, True)
-                return True
-        elif isinstance(action, WakeIt):
-            answer = await calls.post(endpoint, "/wake_up", timeout)
-            if answer.ok:
-                fleet.set_asleep(index, False)
-                return True
-        fleet.set_error(index, f"{describe(action)}: {answer.message or answer.status}")
-        return False
-
-    async def _load(self, replica: Replica, adapter: Adapter) -> bool:
-        """Give a replica what it lacks, but never other weights than those committed: files that have changed since
-        are not loaded under the old name."""
-        plane, fleet, index = self._plane, self._plane.fleet, replica.index
-        if adapter.digest is not None:
-            seen = await plane.in_thread(plane.files.look, adapter.path)
-            if seen is not None and seen.digest != adapter.digest:
-                fleet.set_error(
-                    index,
-                    f"cannot load {adapter.name}: the files at its path are no longer the committed ones; "
-                    f"publish again, or unload it (lorafleet unload {adapter.name})",
-                )
-                await self._give_up_if_lost(adapter)
-                return False
-        if fleet.desired.by_upstream(adapter.upstream) is None:
-            return True
-        answer = await plane.calls.load(
-            replica.endpoint, adapter.upstream, adapter.path, plane.settings.load_deadline_secs
-        )
-        if answer.ok:
-            fleet.held(index, adapter.upstream, adapter.path)
-            self._unseen_since.pop(adapter.upstream, None)
-            return True
-        fleet.set_error(index, f"loading {adapter.name}: {answer.message}")
-        if answer.outcome in (Outcome.NOT_VISIBLE, Outcome.REFUSED):
-            await self._give_up_if_lost(adapter)
-        return False
-
-    async def _give_up_if_lost(self, adapter: Adapter) -> None:
-        """An adapter that no replica holds and none can load keeps every replica from serving: after a while it is
-        given up, so that yesterday's deleted run does not block today's."""
-        plane, fleet = self._plane, self._plane.fleet
-        if any(adapter.upstream in replica.holds for replica in fleet.members()):
-            self._unseen_since.pop(adapter.upstream, None)
-            return
-        since = self._unseen_since.setdefault(adapter.upstream, fleet.clock())
-        if fleet.clock() - since >= plane.settings.lost_files_secs and not plane.busy:
-            logger.error("%s is given up: no replica holds it and its files cannot be loaded any more", adapter.name)
-            if fleet.desired.adapters.get(adapter.name) == adapter:
-                await plane.edit(edits.unbind(adapter.name))
-
-    # -- retiring ------------------------------------------------------------------------------------------------------
-
-    def _kept(self) -> set[str]:
-        return {adapter.upstream for adapter in self._plane.fleet.desired.adapters.values()}
-
-    def _draining(self) -> set[str]:
-        """Retiring names under which completions still run, until the drain deadline."""
-        fleet, now = self._plane.fleet, self._plane.fleet.clock()
-        draining = set()
-        for adapter in fleet.desired.retiring:
-            until = self._drain_until.setdefault(adapter.upstream, now + self._plane.settings.unload_drain_secs)
-            if fleet.running.get(adapter.upstream) and now < until:
-                draining.add(adapter.upstream)
-        return draining
-
-    async def _finish_retiring(self) -> None:
-        """Forget retiring names that no living replica holds any more."""
-        plane, fleet = self._plane, self._plane.fleet
-        for adapter in fleet.desired.retiring:
-            held = any(
-                adapter.upstream in r.holds for r in fleet.members() if r.state not in (State.DOWN, State.DRAINING)
-            )
-            if not held and adapter.upstream not in plane.pending:
-                self._drain_until.pop(adapter.upstream, None)
-                await plane.edit(edits.retired(adapter.upstream))
-
-
-def describe(action: Action) -> str:
-    """An action in words for last_error."""
-    match action:
-        case Load(adapter):
-            return f"lacks {adapter.name}"
-        case Unload(upstream):
-            return f"still lists {upstream}"
-        case PauseIt():
-            return "is not paused"
-        case ResumeIt():
-            return "is paused"
-        case ResetCache():
-            return "missed a cache reset"
-        case SleepIt():
-            return "is awake"
-        case WakeIt():
-            return "is asleep"
-
-
-def _with_query(path: str, query: str) -> str:
-    return f"{path}?{query}" if query else path

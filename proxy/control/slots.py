@@ -70,16 +70,23 @@ def refusal(desired: Desired, name: str, max_loras: int, running: Mapping[str, i
     )
 
 
-def to_touch(recent: Iterable[str], listed: Collection[str], capacity: int | None, incoming: str) -> Sequence[str]:
+def to_touch(
+    recent: Iterable[str],
+    listed: Collection[str],
+    capacity: int | None,
+    incoming: str,
+    running: Collection[str] = (),
+) -> Sequence[str]:
     """Listed names to use once before `incoming` is loaded, because the engine would push one of them out.
 
-    `recent` are the names that hold slots, least recently used first. Empty when the engine has room or would push out
-    a ghost anyway.
+    `recent` are the names that hold slots, least recently used first; `running` those with completions in flight, which
+    the engine uses at every step. Empty when the engine has room or would push out a ghost anyway.
     """
-    held = [name for name in recent if name != incoming]
     if capacity is None:
         return ()
+    held = [name for name in recent if name != incoming]
+    held.sort(key=lambda name: name in running)
     pushed_out = held[: max(0, len(held) + 1 - capacity)]
     if not any(name in listed for name in pushed_out):
         return ()
-    return [name for name in held if name in listed]
+    return [name for name in held if name in listed and name not in running]

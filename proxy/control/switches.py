@@ -11,13 +11,15 @@ from urllib.parse import parse_qs
 import msgspec
 
 from proxy.control import journal as edits
-from proxy.control.answers import Outcome
+from proxy.control.answers import Observed, Outcome
 from proxy.control.desired import Pause
+from proxy.control.journal import Line
 from proxy.control.loading import Verdict
 from proxy.control.plane import Plane, Stopwatch, failure
-from proxy.control.transaction import Phase, Said, Seat
+from proxy.control.runner import Call
+from proxy.control.transaction import Phase, Said, Seat, Transaction
 from proxy.control.versions import loads_are_safe
-from proxy.errors import TransactionFailed
+from proxy.errors import ReplicaAnswer, TransactionFailed
 
 if TYPE_CHECKING:
     from proxy.fleet import Replica
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("lorafleet.control")
 
 RELEASE_TRIES = 2
+
+LEASE_GRACE_SECS = 0.5
+"""A timer may ring a little early, and the wall clock is another clock."""
 
 
 class Switches:
@@ -53,17 +58,24 @@ class Switches:
         plane, fleet = self._plane, self._plane.fleet
         lazy = plane.settings.lazy_pause and _mode(query) == "keep" and self._loads_are_safe()
         held = fleet.desired.pause
-        if not (lazy and (held is None or not held.real)):
-            await self._pause_for_real(query, watch)
-        await plane.edit(edits.pause(Pause(query, plane.wall(), real=not lazy or (held is not None and held.real))))
+        real = not lazy or (held is not None and held.real)
+        pause = Pause(query, plane.wall(), real)
+        if real:
+            await self._pause_for_real(pause, watch)
+        else:
+            await plane.edit(edits.pause(pause))
         watch.lap("commit")
         self.arm_lease()
         return {"status": "paused"}
 
-    async def _pause_for_real(self, query: str, watch: Stopwatch) -> None:
+    async def _pause_for_real(self, pause: Pause, watch: Stopwatch) -> None:
+        """Every replica, then the desired state; a fleet that was running goes on when that fails."""
         plane, fleet = self._plane, self._plane.fleet
         replicas = await plane.participants()
+        query = pause.query
         target = f"/pause?{query}" if query else "/pause"
+        held = fleet.desired.pause
+        was_paused = held is not None and held.real
 
         async def ask(index: int) -> Verdict:
             verdict = await plane.switch(index, target, lambda seen: seen.paused)
@@ -73,10 +85,24 @@ class Switches:
                     fleet.forget_cache(index)
             return verdict
 
-        transaction, verdicts = await plane.broadcast(replicas, ask=ask, undo=self._resume_on)
+        async def undo(index: int) -> Verdict:
+            if was_paused:
+                return Verdict(Said.OK, ReplicaAnswer(index, None, "was paused before"))
+            return await self._resume_on(index)
+
+        transaction, verdicts = await plane.broadcast(replicas, ask=ask, undo=undo)
         watch.lap("pause")
         if transaction.phase is not Phase.COMMITTED:
             raise failure("pausing", transaction, verdicts)
+        await self._edit_or_undo(edits.pause(pause), transaction, undo)
+
+    async def _edit_or_undo(self, line: Line, transaction: Transaction, undo: Call) -> None:
+        """Write down what every replica has done. Raises TransactionFailed, undone, when the journal takes no more."""
+        try:
+            await self._plane.edit(line)
+        except TransactionFailed:
+            await asyncio.gather(*(undo(index) for index in transaction.where(Seat.DONE)))
+            raise
 
     def _loads_are_safe(self) -> bool:
         """Whether every replica's version can load an adapter while others decode; if not, a pause is a real one."""
@@ -90,8 +116,7 @@ class Switches:
         """A lazy pause becomes a real one, because a call that changes weights has come."""
         held = self._plane.fleet.desired.pause
         if held is not None and not held.real:
-            await self._pause_for_real(held.query, watch)
-            await self._plane.edit(edits.pause(Pause(held.query, held.since, real=True)))
+            await self._pause_for_real(Pause(held.query, held.since, real=True), watch)
 
     async def resume(self) -> dict[str, Any]:
         """End a pause everywhere. A replica that will not resume stops being routable until it does."""
@@ -100,7 +125,7 @@ class Switches:
     async def _resume(self, watch: Stopwatch) -> dict[str, Any]:
         plane, fleet = self._plane, self._plane.fleet
         held = fleet.desired.pause
-        if held is None or held.real:
+        if fleet.desired.asleep is None and (held is None or held.real):  # an engine without weights must not go on
             await self._release("resuming", await plane.participants(), self._resume_on, watch)
         if held is not None:
             await plane.edit(edits.pause(None))
@@ -153,11 +178,21 @@ class Switches:
         self._on_lease_expired()
         self._plane.keep(asyncio.get_running_loop().create_task(self._resume_for_lease()))
 
+    def _overdue(self) -> bool:
+        """Whether the pause in force now has outlived its lease: not one that began since the timer rang."""
+        pause, lease = self._plane.fleet.desired.pause, self._plane.settings.pause_lease_secs
+        return pause is not None and lease > 0 and self._plane.wall() >= pause.since + lease - LEASE_GRACE_SECS
+
     async def _resume_for_lease(self) -> None:
         """Keeps trying: a pause that the lease cannot end would be frozen for good."""
-        while self.is_paused():
+
+        async def change(watch: Stopwatch) -> None:
+            if self._overdue():
+                await self._resume(watch)
+
+        while self._overdue():
             try:
-                await self.resume()
+                await self._plane.one_at_a_time("resume", None, ("lease over",), change)
             except Exception as error:
                 logger.warning("the pause could not be ended yet: %s", error)
                 await asyncio.sleep(1.0)
@@ -187,10 +222,11 @@ class Switches:
         watch.lap("sleep")
         if transaction.phase is not Phase.COMMITTED:
             raise failure("putting the fleet to sleep", transaction, verdicts)
-        await plane.edit(edits.sleep(query))
+        await self._edit_or_undo(edits.sleep(query), transaction, self._wake_on)
         return {}
 
     async def wake_up(self, query: str) -> dict[str, Any]:
+        """Wake every replica; with `tags` only a part of each, and the fleet sleeps on until the last part is awake."""
         return await self._plane.one_at_a_time("wake_up", None, ("wake_up", query), lambda w: self._wake(query, w))
 
     async def _wake(self, query: str, watch: Stopwatch) -> dict[str, Any]:
@@ -200,15 +236,19 @@ class Switches:
             return await self._wake_on(index, query)
 
         await self._release("waking", await plane.participants(), ask, watch)
-        await plane.edit(edits.sleep(None))
+        if not any(replica.asleep for replica in plane.fleet.ready()):
+            await plane.edit(edits.sleep(None))
         return {}
 
     async def _wake_on(self, index: int, query: str = "") -> Verdict:
         target = f"/wake_up?{query}" if query else "/wake_up"
-        verdict = await self._plane.switch(index, target, lambda seen: seen.asleep is False)
+        plane = self._plane
+        verdict = await plane.switch(index, target, lambda seen: seen.asleep is False)
         if verdict.said is Said.OK:
-            self._plane.fleet.set_asleep(index, False)
-            self._plane.fleet.set_paused(index, False)  # waking resumes the scheduler as well
+            seen = await plane.look(index) if "tags" in parse_qs(query) else None
+            if not (isinstance(seen, Observed) and seen.asleep):
+                plane.fleet.set_asleep(index, False)
+                plane.fleet.set_paused(index, False)  # waking resumes the scheduler as well
         return verdict
 
     # -- what cannot be undone -----------------------------------------------------------------------------------------
@@ -228,9 +268,16 @@ class Switches:
             fleet.forget_cache(index)
         success = len(emptied) == len(bodies)
         if success:
+            epoch = fleet.desired.cache_epoch
             for index in emptied:
-                fleet.set_epoch(index, fleet.desired.cache_epoch + 1)
-            await plane.edit(edits.next_epoch())
+                fleet.set_epoch(index, epoch + 1)
+            missed = {replica.endpoint.base for replica in fleet.members() if replica.index not in emptied}
+            try:
+                await plane.edit(edits.next_epoch(missed))
+            except TransactionFailed:
+                for index in emptied:
+                    fleet.set_epoch(index, epoch)
+                raise
         return {"success": success}
 
     async def abort_requests(self, body: bytes) -> dict[str, Any]:

@@ -55,11 +55,11 @@ class Process:
         self.cache: dict[tuple[str, str], str] = {}
         self.paused: str | None = None
         self.asleep = False
-        self.runs: set[Run] = set()
+        self.runs: dict[Run, None] = {}
         self.lost_slots: list[str] = []
-        self.connections: set[asyncio.Future[None]] = set()
+        self.connections: dict[asyncio.Future[None], None] = {}
         self._loads = 0
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: dict[asyncio.Future[None], None] = {}
 
     # -- adapters ------------------------------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ class Process:
 
     def moved(self) -> None:
         """Wake whoever waits for a change."""
-        waiters, self._waiters = self._waiters, set()
+        waiters, self._waiters = self._waiters, {}
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -143,12 +143,12 @@ class Process:
     async def change(self, secs: float | None = None) -> None:
         """Wait for the next change, or for so long."""
         waiter = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
+        self._waiters[waiter] = None
         try:
             async with asyncio.timeout(secs):
                 await waiter
         except TimeoutError:
-            self._waiters.discard(waiter)
+            self._waiters.pop(waiter, None)
 
     # -- completions ---------------------------------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class Process:
         run = Run(name, prompt, self.listed.get(name), secs)
         while self.paused is not None or self.asleep:
             await self.change()
-        self.runs.add(run)
+        self.runs[run] = None
         try:
             self._prefill(run)
             clock = asyncio.get_running_loop().time
@@ -174,7 +174,7 @@ class Process:
                     run.secs -= clock() - began
             self._prefill(run)
         finally:
-            self.runs.discard(run)
+            self.runs.pop(run, None)
             self.moved()
         return run
 

@@ -36,6 +36,10 @@ KINDS = (
 )
 
 
+HANG_SECS = 45.0
+"""After which even a connection that hangs breaks."""
+
+
 @dataclass(slots=True)
 class Fault:
     """What goes wrong at the next `times` calls. `secs`: how slow, how late, or how long the process is away."""
@@ -96,7 +100,7 @@ class FakeReplica:
         """The process is gone, and every connection to it with it."""
         process, self.process = self.process, None
         if process is not None:
-            for connection in process.connections:
+            for connection in list(process.connections):
                 if not connection.done():
                     connection.set_result(None)
 
@@ -320,7 +324,8 @@ class MemoryCalls:
     ) -> Any:
         process = replica.process
         if replica.cut == "hang":
-            await asyncio.get_running_loop().create_future()
+            await asyncio.sleep(HANG_SECS)
+            return _lost()
         fault = replica.take(call)
         kind = fault.kind if fault is not None else None
         secs = fault.secs if fault is not None else 0.0
@@ -330,7 +335,8 @@ class MemoryCalls:
             case "reset":
                 return _lost()
             case "hang":
-                await asyncio.get_running_loop().create_future()
+                await asyncio.sleep(HANG_SECS)
+                return _lost()
             case "500":
                 return Answer(Outcome.REFUSED, 500, "Internal Server Error")
             case "503":
@@ -362,7 +368,7 @@ class MemoryCalls:
         """Wait for the answer, or for the process to die."""
         loop = asyncio.get_running_loop()
         connection: asyncio.Future[None] = loop.create_future()
-        process.connections.add(connection)
+        process.connections[connection] = None
         task = self._server_side.run(loop.create_task, serve())
         task.add_done_callback(lambda _: connection.done() or connection.set_result(None))
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -373,7 +379,7 @@ class MemoryCalls:
                 return _lost()
             return task.result()
         finally:
-            process.connections.discard(connection)
+            process.connections.pop(connection, None)
             if tied:
                 task.cancel()
 

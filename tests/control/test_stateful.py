@@ -3,7 +3,7 @@
 Every run is a fleet of simulated replicas (`replicas.py`) under the real control plane (`world.py`). After each step
 the promises are checked; every history ends with all faults gone, after which the fleet has to become whole by itself.
 
-`LORAFLEET_LONG=1` runs the large profile; `pytest -s` prints how many steps ran and what they met.
+`LORAFLEET_LONG=1` runs the large profile, 2 twice as much; `pytest -s` prints how many steps ran and what they met.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.control.replicas import CALLS, KINDS, FakeReplica
 from tests.control.virtual_time import VirtualLoop, end
 from tests.control.world import SETTINGS, World
 
-LONG = os.environ.get("LORAFLEET_LONG", "") not in ("", "0")
+LONG = int(os.environ.get("LORAFLEET_LONG") or 0)
 
 NAMES = ("p-v1", "p-v2", "p-v3", "p-v4", "q-v1", "solo")
 names = st.sampled_from(NAMES)
@@ -176,12 +176,29 @@ class Quiet(RuleBasedStateMachine):
             self.world.complete(name, prompt, secs)
 
     @rule(prompt=prompts, secs=secs)
+    def rollouts(self, prompt, secs):
+        """Completions under every name that is committed."""
+        for name in list(self.world.proxy.fleet.desired.adapters):
+            self.world.complete(name, prompt, secs)
+
+    @rule(which=st.integers(0, 5), prompt=prompts, secs=secs)
+    def complete_committed(self, which, prompt, secs):
+        committed = list(self.world.proxy.fleet.desired.adapters)
+        if committed:
+            self.world.complete(committed[which % len(committed)], prompt, secs)
+
+    @rule(name=names, told=st.booleans(), secs=secs)
+    def publish_and_go_on(self, name, told, secs):
+        self.load_new_directory(name=name, told=told, partial_for=0.0)
+        self.world.seconds(secs)
+
+    @rule(prompt=prompts, secs=secs)
     def complete_base(self, prompt, secs):
         self.world.complete(BASE, prompt, secs)
 
     @rule(which=st.integers(0, 20))
     def client_leaves(self, which):
-        waiting = sorted(self.world.completions, key=lambda task: task.get_name())
+        waiting = list(self.world.completions)
         if waiting:
             waiting[which % len(waiting)].cancel()
 
@@ -248,9 +265,10 @@ class Faulty(Quiet):
 
     @rule(name=names)
     def trainer_rewrites(self, name):
-        """A second run writes into the first one's directory; it will ask for it later, or never."""
+        """A second run writes into the first one's directory; it will ask for it later, or never. A proxy that does not
+        see the files cannot know."""
         path = self.paths.get(name)
-        if path is not None:
+        if path is not None and self.world.files.lag is not None:
             weights = self.fresh()
             self.world.note(f"{path} now holds {weights}")
             self.world.files.write(path, weights)
@@ -324,7 +342,7 @@ def _no_log():
 
 def profile(examples: int, steps: int) -> settings:
     return settings(
-        max_examples=examples * (100 if LONG else 1),
+        max_examples=examples * (100 * LONG or 1),
         stateful_step_count=steps,
         deadline=None,
         database=None,

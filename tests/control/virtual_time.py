@@ -7,6 +7,7 @@ awaits something that nobody will ever do gets an error instead of a hang.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Coroutine, Generator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -37,6 +38,17 @@ class _Jump:
         pass
 
 
+class NumberedTask(asyncio.Task[T]):
+    """A task whose hash is its number, so that sets of tasks have the same order in every run."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T], **options: Any) -> None:
+        self._number = loop.next_number() if isinstance(loop, VirtualLoop) else 0
+        super().__init__(coroutine, loop=loop, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     """`time()` starts at 1000 s. `errors` collects what the loop's exception handler was told."""
 
@@ -48,6 +60,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._clock_resolution = 1e-6
         self.errors: list[dict[str, Any]] = []
         self.set_exception_handler(lambda loop, context: self.errors.append(context))
+
+        self._numbers = itertools.count(1)
+        self.set_task_factory(NumberedTask)
+
+    def next_number(self) -> int:
+        return next(self._numbers)
 
     def time(self) -> float:
         return self._now

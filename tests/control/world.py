@@ -15,6 +15,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from proxy.control import journal as edits
@@ -38,7 +39,7 @@ from tests.control.files import FakeFiles, digest_of
 from tests.control.oracle import Meaning, Oracle
 from tests.control.process import BASE, Run, Unknown, Unreadable
 from tests.control.replicas import Broken, FakeReplica, MemoryCalls
-from tests.control.virtual_time import VirtualLoop
+from tests.control.virtual_time import NumberedTask, VirtualLoop
 
 T = TypeVar("T")
 
@@ -89,7 +90,7 @@ class DiskJournal:
                 desired = edits.apply(desired, line)
         again = [{"do": "fleet", "replicas": self._bases}, edits.snapshot(desired)]
         self._disk.lines = [json.dumps(line) for line in again]
-        return Recovered(desired) if known is None else Recovered(desired, frozenset(known))
+        return Recovered(desired, found=known is not None)
 
     def append(self, line: Line, desired: Desired) -> None:
         if self.dead:
@@ -154,11 +155,19 @@ class Proxy:
 
     def inside(self, call: Callable[[], T]) -> T:
         """Call something that needs the running loop, as this proxy."""
-        results: list[T] = []
-        self.world.loop.call_soon(lambda: results.append(call()), context=self.context)
-        while not results and not self.world.loop.errors:
+        done: list[Callable[[], T]] = []
+
+        def run() -> None:
+            try:
+                result = call()
+                done.append(lambda: result)
+            except LorafleetError as error:
+                done.append(partial(_raise, error))
+
+        self.world.loop.call_soon(run, context=self.context)
+        while not done and not self.world.loop.errors:
             self.world.loop.step()
-        return results[0]
+        return done[0]()
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """A task that dies with this proxy."""
@@ -203,7 +212,7 @@ class World:
         self.log: list[str] = []
         self.violations: list[str] = []
         self.operations: set[asyncio.Task[Any]] = set()
-        self.completions: set[asyncio.Task[Any]] = set()
+        self.completions: dict[asyncio.Task[Any], None] = {}
         self.paused: frozenset[bool] = frozenset({False})
         self._switching = 0
         self._nonce = 0
@@ -374,8 +383,8 @@ class World:
     def complete(self, name: str, prompt: str = "p0", secs: float = 0.1) -> asyncio.Task[Any]:
         body = json.dumps({"model": name, "prompt": prompt * 50}).encode()
         task = self.proxy.spawn(self._complete(name, prompt, secs, parse("/v1/completions", body)))
-        self.completions.add(task)
-        task.add_done_callback(self.completions.discard)
+        self.completions[task] = None
+        task.add_done_callback(self.completions.pop)
         return task
 
     async def _complete(self, name: str, prompt: str, secs: float, request: RouteRequest) -> str:
@@ -473,7 +482,7 @@ class World:
         real = fleet.desired.pause is not None and fleet.desired.pause.real
         for index in fleet.routable():
             replica = fleet.replicas[index]
-            missing = fleet.missing(replica)
+            missing = [adapter for adapter in fleet.missing(replica) if adapter.name not in fleet._closed]
             if missing:
                 self.violated(f"I2 replica {index} ({replica.state.value}) is offered work and lacks {missing[0].name}")
             if replica.paused != real and not self.proxy.plane.busy:
@@ -574,8 +583,12 @@ def lazily(settings: ControlSettings) -> ControlSettings:
     return replace(settings, lazy_pause=True)
 
 
+def _raise(error: Exception) -> Any:
+    raise error
+
+
 def _task_of_owner(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
-    task = asyncio.Task(coroutine, loop=loop, **options)
+    task = NumberedTask(loop, coroutine, **options)
     owner = _owner.get()
     if owner is not None:
         owner.tasks.add(task)
