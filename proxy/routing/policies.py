@@ -32,10 +32,13 @@ Route = Literal["affinity", "spill", "new", "fallback"]
 
 FAIR: Final = 1.25
 """How many times the mean of the sequences in flight a replica may have before a spill is thought of."""
-LOPSIDED: Final = 3.0
-"""How many times as busy as the other replica (and half a sequence) a holder must have been lately before a spill is
-thought of. What ends a moment later is no reason to copy a prompt: on two real CPU replicas with four groups in flight,
-spills by the cost of the moment brought reuse from 0.99 of the possible down to 0.95."""
+LOPSIDED: Final = 1.75
+"""How many times a replica's usual part of all that is in flight a holder must have before a spill is thought of. Where
+a batch ends at once, its replica is idle for a moment and the other has everything; that is no reason to copy a prompt
+(on two real CPU replicas with four groups in flight, spills by the cost of the moment brought reuse from 1.00 of the
+possible down to 0.95). Where one group is all the load there usually is, it is: below FEW sequences a replica, FAIR
+is enough."""
+FEW: Final = 8.0
 CLEAR: Final = 1.25
 """How many times the other replica's cost waiting must cost."""
 POPULAR: Final = 16
@@ -99,7 +102,7 @@ def prefix(view: View) -> Choice:
     other = min(view.candidates, key=view.busy.__getitem__)
     if other in holders:
         return Choice(other, "affinity")
-    if not _lopsided(view, holder, other):
+    if not _lopsided(view, holder):
         return Choice(holder, "affinity")
     return Choice(other, "spill") if _spill_pays(view, holder, other) else Choice(holder, "affinity")
 
@@ -134,13 +137,14 @@ def _place(view: View) -> int:
     return ledger.least(candidates)
 
 
-def _lopsided(view: View, holder: int, other: int) -> bool:
-    """Whether the holder has been far busier for a while, or has prompts queued for longer than an answer takes."""
-    rates, now = view.rates, view.now
-    load, there = view.loads[holder], view.loads[other]
-    if load.lately(rates, now) >= LOPSIDED * (there.lately(rates, now) + 0.5):
+def _lopsided(view: View, holder: int) -> bool:
+    """Whether the holder has far more than a replica usually has, or prompts queued for longer than an answer takes."""
+    rates, now, loads = view.rates, view.now, view.loads
+    usual = sum([loads[slot].lately(rates, now) for slot in view.candidates]) / len(view.candidates)
+    load = loads[holder]
+    if load.sequences + view.sequences >= (LOPSIDED if usual >= FEW else FAIR) * usual:
         return True
-    return rates.known and load.pending(rates, now) - there.pending(rates, now) > rates.seconds
+    return rates.known and load.pending(rates, now) > rates.seconds
 
 
 def _spill_pays(view: View, holder: int, other: int) -> bool:
