@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from random import Random
 
+from xxhash import xxh3_64_intdigest
+
 from benchmarks.offline_workloads import Rollout, Workload
 from proxy.routing.request import Kind, Prompt, RouteRequest
 from proxy.routing.router import Decision, Router
@@ -13,7 +15,6 @@ from proxy.simulator.engine import Engine, EngineConfig
 from proxy.simulator.prefix_cache import chain_hashes, chain_seed
 from proxy.simulator.sequence import EngineRequest, Sequence
 from proxy.simulator.slots import LoraRef
-from xxhash import xxh3_64_intdigest
 
 SEND_SECS = 5e-5
 """The client sends one request after the other, this far apart."""

@@ -46,7 +46,7 @@ def grouped(
 ) -> Workload:
     """`prompts` prompts of `length` tokens that share their first `shared`, each asked `group` times.
 
-    The members of `interleave` groups are sent in random order; a new model name is used every `publish_every` requests.
+    The members of `interleave` groups are sent in random order; every `publish_every` requests the model has a new name.
     """
     random = Random(seed)
     preamble = [random.randrange(3, 150_000) for _ in range(shared)]
@@ -79,14 +79,46 @@ def grouped(
     return Workload(name, rollouts, goal)
 
 
-def standard(prompts: int = 80) -> list[Workload]:
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the comparison: a workload and the fleet that serves it.
+
+    `tenth`: caches hold a tenth of all blocks that the workload ever has. `slow`: the first replica is half as fast.
+    """
+
+    workload: Workload
+    replicas: int = 4
+    concurrency: int = 32
+    tenth: bool = False
+    slow: bool = False
+
+
+def rows(prompts: int = 96) -> list[Row]:
     """The rows of the comparison."""
+    plain = grouped(prompts, name="grouped rollouts")
+    trees = grouped(prompts // 2, turns=4, name="four-turn trees", goal=0.985)
+    again = Workload("the same prompts twice", plain.rollouts + plain.rollouts)
     return [
-        grouped(prompts, name="grouped rollouts"),
-        grouped(prompts, interleave=8, name="interleaved groups"),
-        grouped(prompts, turns=4, name="four-turn trees", goal=0.985),
-        grouped(prompts, length=2600, shared=2000, name="2,000-token preamble"),
-        grouped(prompts, publish_every=200, name="publish every 200"),
-        grouped(prompts, models=4, name="four adapters"),
-        grouped(1, group=prompts * 4, name="one hot group"),
+        *(Row(plain, concurrency=concurrency) for concurrency in (8, 32, 128)),
+        Row(grouped(prompts, interleave=8, name="interleaved groups")),
+        *(Row(trees, concurrency=concurrency) for concurrency in (8, 32, 128)),
+        Row(grouped(prompts // 2, turns=4, interleave=8, name="interleaved trees", goal=0.985), tenth=True),
+        Row(again, tenth=True),
+        Row(grouped(prompts, length=2600, shared=2000, name="2,000-token preamble")),
+        Row(grouped(prompts, publish_every=200, name="a publish every 200")),
+        Row(grouped(prompts, models=4, name="four adapters")),
+        *(
+            Row(grouped(1, group=prompts * 4, name="one hot group"), concurrency=concurrency)
+            for concurrency in (8, 32, 128)
+        ),
+        Row(plain, slow=True),
+        Row(trees, slow=True),
+        Row(plain, replicas=2, concurrency=8),
+        Row(plain, replicas=2, concurrency=16),
+        Row(grouped(2 * prompts, name="grouped rollouts"), replicas=8, concurrency=64),
+        Row(grouped(4 * prompts, name="grouped rollouts"), replicas=64, concurrency=512),
     ]
+
+
+def standard(prompts: int = 80) -> list[Workload]:
+    return [r.workload for r in rows(prompts)]
