@@ -46,7 +46,7 @@ def grouped(
 ) -> Workload:
     """`prompts` prompts of `length` tokens that share their first `shared`, each asked `group` times.
 
-    The members of `interleave` groups are sent in random order; every `publish_every` requests the model has a new name.
+    The members of `interleave` groups are sent in random order; the model is renamed every `publish_every` requests.
     """
     random = Random(seed)
     preamble = [random.randrange(3, 150_000) for _ in range(shared)]

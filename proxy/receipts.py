@@ -32,7 +32,7 @@ LOOK_SECS = 0.2
 RETRY_SECS = 2.0
 """Between two looks at a file that cannot be written."""
 
-HANDFUL = 8
+HANDFUL = 16
 REST_SECS = 0.0005
 WRITE_BYTES = 256 << 10
 CLOSE_SECS = 1.0

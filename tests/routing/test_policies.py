@@ -78,9 +78,10 @@ def test_a_batch_that_does_not_slow_its_replica_stays() -> None:
 
 
 def test_what_was_so_for_a_moment_only_is_no_reason() -> None:
-    moment = view([8, 0, 0, 0], found=held(0), rates=CPU, cold=0)
+    moment = view([14, 0, 0, 0], found=held(0), rates=CPU, cold=0)
+    assert prefix(moment).route == "spill"
     for load in moment.loads:
-        load.usual = 6.0
+        load.usual = 9.0
     assert prefix(moment) == (0, "affinity")
 
 

@@ -95,7 +95,7 @@ class Client:
         return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(names))
 
     async def until_running(self, count: int) -> None:
-        while await self.running() != count:  # noqa: ASYNC110  the server has no event to wait for
+        while await self.running() != count:
             await asyncio.sleep(0.02)
 
 

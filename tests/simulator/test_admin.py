@@ -41,7 +41,7 @@ async def test_deleted_files_of_an_evicted_adapter_kill_the_engine(
     assert answer.status_code == 500
     assert answer.json()["error"]["message"].startswith("EngineCore encountered an issue.")
     async with asyncio.timeout(5):
-        while replica.up:  # noqa: ASYNC110
+        while replica.up:
             await asyncio.sleep(0.005)
 
 
@@ -63,7 +63,7 @@ async def test_abort_by_external_id(start: Start, http: httpx.AsyncClient) -> No
     replica = await start(decode_tps=50)
     body = {"prompt": PROMPT, "max_tokens": 1000, "n": 2, "request_id": "mine"}
     mine = asyncio.create_task(http.post(f"{replica.url}/v1/completions", json=body))
-    while len(replica.replica.engine.running) < 2:  # noqa: ASYNC110
+    while len(replica.replica.engine.running) < 2:
         await asyncio.sleep(0.001)
     nobody = await http.post(f"{replica.url}/abort_requests", json={"request_ids": ["cmpl-other"]})
     assert nobody.json() == {"status": "aborted", "aborted": 1} and not mine.done()

@@ -54,7 +54,7 @@ async def test_cut_and_refuse_keep_the_state() -> None:
 async def test_closing_ends_what_is_running() -> None:
     async with SimFleet(1, decode_tps=1) as fleet, httpx.AsyncClient(base_url=fleet.urls[0]) as client:
         asking = asyncio.create_task(client.post("/v1/completions", json={"prompt": [1] * 20, "max_tokens": 100}))
-        while not fleet.replicas[0].replica.engine.running:  # noqa: ASYNC110
+        while not fleet.replicas[0].replica.engine.running:
             await asyncio.sleep(0.001)
         fleet.replicas[0].close()
         with pytest.raises(httpx.TransportError):

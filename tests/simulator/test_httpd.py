@@ -117,7 +117,7 @@ async def test_the_app_hears_of_a_client_that_leaves(server: HttpServer) -> None
     await writer.drain()
     writer.close()
     async with asyncio.timeout(5):
-        while not seen:  # noqa: ASYNC110
+        while not seen:
             await asyncio.sleep(0.001)
     assert seen == ["http.disconnect"]
 
@@ -147,7 +147,7 @@ async def test_close_idle_spares_the_busy(server: HttpServer) -> None:
     busy, busy_writer = await asyncio.open_connection(server.host, server.port)
     busy_writer.write(get("/wait"))
     async with asyncio.timeout(5):
-        while not server.tasks or len(server.connections) < 2:  # noqa: ASYNC110
+        while not server.tasks or len(server.connections) < 2:
             await asyncio.sleep(0.001)
     server.close_idle()
     assert await idle.read() == b""

@@ -75,7 +75,7 @@ async def test_silence_ends_with_the_client(start: Start, http: httpx.AsyncClien
         else:
             await http.get(f"{replica.url}/{'health' if route == 'health' else 'v1/models'}", timeout=0.1)
     async with asyncio.timeout(5):
-        while replica.http.tasks:  # noqa: ASYNC110
+        while replica.http.tasks:
             await asyncio.sleep(0.005)
 
 
@@ -176,7 +176,7 @@ async def test_the_process_dies(
     replica = await start(decode_tps=50)
     await load(http, replica, "v1", adapters(1))
     running = asyncio.create_task(complete(http, replica, max_tokens=1000))
-    while not replica.replica.engine.running:  # noqa: ASYNC110
+    while not replica.replica.engine.running:
         await asyncio.sleep(0.001)
     replica.faults.add(kind, "load", name="poison", secs=0.01)
     with pytest.raises((httpx.ReadError, httpx.RemoteProtocolError)):
@@ -188,7 +188,7 @@ async def test_the_process_dies(
             await http.get(f"{replica.url}/health")
         await replica.start()
     async with asyncio.timeout(5):
-        while not replica.up:  # noqa: ASYNC110
+        while not replica.up:
             await asyncio.sleep(0.005)
     state = replica.state()
     assert (state["boots"], state["adapters"], state["running"]) == (2, {}, 0)
@@ -203,7 +203,7 @@ async def test_refuse(start: Start, http: httpx.AsyncClient) -> None:
     assert (await http.get(f"{replica.url}/health")).status_code == 200
     replica.faults.add("refuse", secs=0.01)
     async with asyncio.timeout(5):
-        while not replica.up:  # noqa: ASYNC110
+        while not replica.up:
             await asyncio.sleep(0.005)
     replica.faults.add("refuse", "pause")
     with pytest.raises((httpx.ReadError, httpx.RemoteProtocolError)):

@@ -84,7 +84,7 @@ async def until_down(replica: SimReplica) -> None:
     import asyncio
 
     async with asyncio.timeout(5):
-        while replica.up:  # noqa: ASYNC110
+        while replica.up:
             await asyncio.sleep(0.005)
 
 
