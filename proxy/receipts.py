@@ -1,7 +1,7 @@
 """Receipts of finished completions: noted on the data path, written by a thread of their own.
 
-A request costs its event loop one append to a queue. The thread looks at the queue a few times a second, turns a
-handful of entries at a time into lines and lets go of the interpreter in between, so that no request waits for it;
+A request costs its event loop one append to a queue. The thread looks at the queue a few times a second, turns entries
+into lines and lets go of the interpreter after every half millisecond of that, so that no request waits for it longer;
 nothing is fsynced. A full disk is waited for while there is room in the queue; after that receipts are lost, and
 counted. Nothing that goes wrong here fails a completion.
 """
@@ -32,8 +32,11 @@ LOOK_SECS = 0.2
 RETRY_SECS = 2.0
 """Between two looks at a file that cannot be written."""
 
-HANDFUL = 16
-REST_SECS = 0.0005
+WORK_SECS = 0.0005
+REST_SECS = 0.002
+"""Shorter turns cost more: with a rest after every 16 lines a request took 15 us more of the processor than with one
+after every 64."""
+
 WRITE_BYTES = 256 << 10
 CLOSE_SECS = 1.0
 """How long the end of the process waits for the last lines."""
@@ -124,6 +127,7 @@ class Receipts(Silent):
         """Lines for one write. The entries that they were made from are put into `batch`."""
         lines: list[bytes] = []
         size = 0
+        rest_at = time.perf_counter() + WORK_SECS
         while self._queue and size < WRITE_BYTES:
             entry = self._queue.popleft()
             batch.append(entry)
@@ -134,8 +138,9 @@ class Receipts(Silent):
                 self._counts.failed += 1
                 continue
             size += len(lines[-1])
-            if len(batch) % HANDFUL == 0 and not self._stop.is_set():
+            if time.perf_counter() > rest_at and not self._stop.is_set():
                 time.sleep(REST_SECS)
+                rest_at = time.perf_counter() + WORK_SECS
         return lines
 
 
