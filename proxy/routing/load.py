@@ -26,7 +26,8 @@ class Trace:
     """What was known when a request began, kept until it ends.
 
     `last_use` is when (in uses of the index) the replica was last seen with what it is thought to hold, `settled` what
-    was surely before all that was in flight. `load` is where the request counts.
+    was surely before all that was in flight. `load` is where the request counts; `kin` is, while it runs, where the
+    sequences of its group (`key`) are counted by slot.
     """
 
     began: float = 0.0
@@ -38,6 +39,9 @@ class Trace:
     last_use: int = 0
     settled: int = 0
     load: "ReplicaLoad | None" = None
+    key: int = 0
+    kin: dict[int, int] | None = None
+    slot: int = 0
 
 
 @dataclass(slots=True)

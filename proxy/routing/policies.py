@@ -20,7 +20,7 @@ Theory
     answers, more than a fair part of the sequences in flight at the replica that holds the prompt, and a clear gain.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 from proxy.routing.affinity import Found
@@ -33,12 +33,10 @@ Route = Literal["affinity", "spill", "new", "fallback"]
 FAIR: Final = 1.25
 """How many times the mean of the sequences in flight a replica may have before a spill is thought of."""
 LOPSIDED: Final = 1.75
-"""How many times a replica's usual part of all that is in flight a holder must have before a spill is thought of. Where
-a batch ends at once, its replica is idle for a moment and the other has everything; that is no reason to copy a prompt
-(on two real CPU replicas with four groups in flight, spills by the cost of the moment brought reuse from 1.00 of the
-possible down to 0.95). Where one group is all the load there usually is, it is: below FEW sequences a replica, FAIR
-is enough."""
-FEW: Final = 8.0
+"""How many times a replica's usual part of all that is in flight a holder must have before groups are spilled that
+would each fit a replica. Where a batch ends at once, its replica is idle for a moment and the other has everything: no
+reason to copy a prompt (on two real CPU replicas with four groups in flight, spills by the cost of the moment brought
+reuse from 1.00 of the possible down to 0.95). A group that is by itself more than a fair part need not wait for it."""
 CLEAR: Final = 1.25
 """How many times the other replica's cost waiting must cost."""
 POPULAR: Final = 16
@@ -60,7 +58,8 @@ CROWDED: Final = 2.0
 class View(NamedTuple):
     """What a policy may look at. Replicas are named by their slot; `allowed` has the bits of the candidates.
 
-    `found` says who holds a continuation (nobody: it is new); `key` is what new prompts are placed by; `busy` the
+    `found` says who holds a continuation (nobody: it is new); `key` is what new prompts are placed by, `kin` the
+    sequences in flight with the same key, by slot; `busy` the
     sequences in flight by slot, times how slow the replica is; `cold` the spills that may still be tried before the
     rates are known.
     """
@@ -76,6 +75,7 @@ class View(NamedTuple):
     now: float
     found: Found
     key: int
+    kin: Mapping[int, int]
     prompt_tokens: float
     tokens_out: float
     sequences: int
@@ -102,7 +102,7 @@ def prefix(view: View) -> Choice:
     other = min(view.candidates, key=view.busy.__getitem__)
     if other in holders:
         return Choice(other, "affinity")
-    if not _lopsided(view, holder):
+    if not (_alone(view, holder) or _lopsided(view, holder)):
         return Choice(holder, "affinity")
     return Choice(other, "spill") if _spill_pays(view, holder, other) else Choice(holder, "affinity")
 
@@ -137,12 +137,18 @@ def _place(view: View) -> int:
     return ledger.least(candidates)
 
 
+def _alone(view: View, holder: int) -> bool:
+    """Whether this prompt's group is by itself more than a replica's fair part of what is in flight."""
+    fair = (view.in_flight + view.sequences) / len(view.candidates)
+    return view.kin.get(holder, 0) + view.sequences > FAIR * fair
+
+
 def _lopsided(view: View, holder: int) -> bool:
     """Whether the holder has far more than a replica usually has, or prompts queued for longer than an answer takes."""
     rates, now, loads = view.rates, view.now, view.loads
     usual = sum([loads[slot].lately(rates, now) for slot in view.candidates]) / len(view.candidates)
     load = loads[holder]
-    if load.sequences + view.sequences >= (LOPSIDED if usual >= FEW else FAIR) * usual:
+    if load.sequences + view.sequences >= LOPSIDED * usual:
         return True
     return rates.known and load.pending(rates, now) > rates.seconds
 

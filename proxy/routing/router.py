@@ -9,6 +9,7 @@ from proxy.routing.blocks import EDGES, Chain, canonical_ids
 from proxy.routing.chains import Chains
 from proxy.routing.engine_feed import EngineFeed
 from proxy.routing.index import Index, Path
+from proxy.routing.kin import Kin
 from proxy.routing.ledger import Ledger
 from proxy.routing.load import Rates, ReplicaLoad, Trace
 from proxy.routing.policies import Route, View
@@ -73,6 +74,7 @@ class Router:
         self._free: list[int] = []
         self._candidates: tuple[Sequence[int], list[int], int] = ((), [], 0)
         self._sequences = 0
+        self._kin = Kin()
         self._cold = policies.COLD
         self._turn = 0
         self._routes: dict[str, int] = {"affinity": 0, "spill": 0, "new": 0, "fallback": 0}
@@ -128,7 +130,8 @@ class Router:
             return self._fallback(slots, model, sequences)
         paths = [self._index.walk(chain.seed, chain.blocks) for chain in chains]
         tokens = sum([chain.tokens for chain in chains]) * len(prompts) // len(chains)
-        slot, route = self._choose(self._view(request, slots, allowed, chains, paths, tokens, sequences, now))
+        key = affinity.placement_key(self._index, chains[0], paths[0])
+        slot, route = self._choose(self._view(request, slots, allowed, chains, paths, key, tokens, sequences, now))
         self._routes[route] += 1
         self._turn += 1
         if route == "spill" and not self._rates.known:
@@ -136,7 +139,7 @@ class Router:
         new = route == "new" and self.policy == "prefix"
         if new:
             self._ledger.count(slot, self._weight(slot), len(slots))
-        trace = Trace(sequences=sequences)
+        trace = Trace(sequences=sequences, key=key)
         cached = self._record(chains, paths, model, slot, trace, new=new)
         trace.uncached = max(0, tokens - cached)
         return Decision(
@@ -157,6 +160,7 @@ class Router:
             load = self._loads[known.slot]
             load.begin(decision.trace, self._rates, now)
             load.last_turn = self._turn
+            self._kin.join(decision.trace, known.slot)
             self._sequences += decision.sequences
             self._busy[known.slot] = load.sequences * load.speed + load.last_turn * _NEXT
 
@@ -181,6 +185,7 @@ class Router:
 
         `output_ids` are those of the only sequence (as ints, or as they stand in the answer's JSON list).
         """
+        self._kin.leave(decision.trace)
         known = self._replicas.get(decision.replica)
         if known is None or self._loads[known.slot] is not decision.trace.load:
             return  # dropped meanwhile, and its slot perhaps used again
@@ -242,6 +247,7 @@ class Router:
         allowed: int,
         chains: tuple[Chain, ...],
         paths: list[Path],
+        key: int,
         tokens: int,
         sequences: int,
         now: float,
@@ -260,7 +266,8 @@ class Router:
             self._rates,
             now,
             found,
-            0 if found.holders else affinity.placement_key(self._index, chains[0], paths[0]),
+            key,
+            self._kin.of(key),
             tokens,
             typical if limit is None or limit > typical else max(1.0, limit),
             sequences,

@@ -38,6 +38,7 @@ def view(sequences: list[int] | None = None, **changes: Any) -> View:
         now=0.0,
         found=NOTHING,
         key=12345,
+        kin={},
         prompt_tokens=600,
         tokens_out=48.0,
         sequences=1,
@@ -134,3 +135,12 @@ def test_least_loaded() -> None:
 def test_round_robin() -> None:
     assert [round_robin(view(turn=turn)).slot for turn in range(5)] == [0, 1, 2, 3, 0]
     assert round_robin(view(turn=1, candidates=[1, 3])).slot == 3
+
+
+def test_groups_that_fit_a_replica_are_not_copied_because_they_met_there() -> None:
+    """The cost of the moment is no reason; that the group alone is too much for one replica is."""
+    met = view([12, 5, 6, 8], found=held(0), rates=CPU, cold=0, kin={0: 4})
+    for load in met.loads:
+        load.usual = 8.0
+    assert prefix(met) == (0, "affinity")
+    assert prefix(met._replace(kin={0: 11})).route == "spill"
