@@ -35,7 +35,8 @@ METHODS_WITH_BODY = frozenset({"PATCH", "POST", "PUT"})
 """An empty body of these is announced with Content-Length: 0 (RFC 9110 section 8.6)."""
 
 # Host and Content-Length are written anew. Expect has been answered by the server in front. The client's credentials
-# are meant for the proxy. Addresses of clients are no business of a replica, which might trust them, too.
+# are meant for the proxy. Addresses of clients are no business of a replica, which might trust them, too. A method is
+# what the request line says, or a GET would be a way round lorafleet's own endpoints.
 _NOT_UPSTREAM = HOP_BY_HOP | {
     b"authorization",
     b"content-length",
@@ -50,6 +51,9 @@ _NOT_UPSTREAM = HOP_BY_HOP | {
     b"x-forwarded-port",
     b"x-forwarded-prefix",
     b"x-forwarded-proto",
+    b"x-http-method",
+    b"x-http-method-override",
+    b"x-method-override",
     b"x-real-ip",
 }
 

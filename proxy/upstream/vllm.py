@@ -13,6 +13,7 @@ import msgspec
 from proxy.control.answers import Answer, Observed, Outcome
 from proxy.control.facts import Facts
 from proxy.errors import Phase, UpstreamError
+from proxy.upstream.discreet import MAX_SAID, discreet
 from proxy.upstream.transport import Endpoint, Transport
 
 JSON_HEADERS = ((b"content-type", b"application/json"), (b"accept", b"application/json"))
@@ -184,7 +185,7 @@ class VllmCalls:
         raw = b"".join(pieces)
         if 200 <= response.status < 300:
             return Answer(Outcome.OK, response.status, "", raw)
-        return Answer(Outcome.REFUSED, response.status, _words(raw), raw)
+        return Answer(Outcome.REFUSED, response.status, discreet(_words(raw), endpoint), raw)
 
 
 class _Card(msgspec.Struct):
@@ -249,12 +250,12 @@ def _flag(answer: Answer | None, name: str) -> bool | None:
 
 
 def _words(raw: bytes) -> str:
-    """The sentence in an error body, whichever of vLLM's shapes it has, at most 500 characters."""
+    """The sentence in an error body, whichever of vLLM's shapes it has."""
     tree = _tree(raw)
     error = tree.get("error")
     if isinstance(error, dict):
         error = error.get("message")
     for said in (error, tree.get("detail"), tree.get("message")):
         if isinstance(said, str) and said:
-            return said[:500]
-    return raw[:200].decode("utf-8", "replace") or "no reason given"
+            return said
+    return raw[: 8 * MAX_SAID].decode("utf-8", "replace") or "no reason given"

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import proxy
-from proxy.config import Settings
+from proxy.config import Settings, is_loopback
 from proxy.control.adapters import AdapterChanges
 from proxy.control.discovery import Follower
 from proxy.control.journal import Journal
@@ -89,6 +89,7 @@ class App:
         self._settings = settings
         self._on_started = on_started
         self._key = settings.api_key.value.encode() if settings.api_key else None
+        self._local = self._key is None and is_loopback(settings.host)
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
         fleet = Fleet(settings.endpoints, Router(settings.policy))
@@ -156,7 +157,7 @@ class App:
             await self._answer(endpoint, scope, receive, send)
         elif path == "/" and method in ("GET", "HEAD"):
             await status_page(scope, receive, send)
-        elif path in TO_ANY if method == "POST" else method == "GET" and path not in self._post_only:
+        elif path in TO_ANY if method == "POST" else method == "GET" and path not in self._post_only and _plain(path):
             await self.parts.forwarder.to_any(scope, receive, send)
         elif path in self._post_only:
             await send_error(send, MethodNotAllowed(f"{path} is asked with POST"))
@@ -167,7 +168,7 @@ class App:
         response: Response
         try:
             if scope["method"] != "GET":
-                _refuse_other_sites(scope)
+                _refuse_other_sites(scope, local=self._local)
             response = await endpoint(Request(scope, receive))
         except LorafleetError as error:
             response = error_response(error)
@@ -252,13 +253,29 @@ class App:
             self.parts.history.tick(clock() - started, metrics.reading())
 
 
-def _refuse_other_sites(scope: Scope) -> None:
-    """A web page elsewhere can make a browser on this machine POST here. Raises BadRequest when a browser says so."""
+def _refuse_other_sites(scope: Scope, *, local: bool) -> None:
+    """A web page elsewhere can make a browser on this machine POST here. Raises BadRequest when a browser says so.
+
+    `local`: only this machine can connect, and no key is asked for. Then a page may also have had its own name resolved
+    to this machine, so that the browser takes us for its site: the name must be one of this machine's.
+    """
     origin = host = b""
     for name, value in scope["headers"]:
         if name == b"origin":
-            origin = value
+            origin = value.lower()
         elif name == b"host":
-            host = value
-    if origin and origin.partition(b"://")[2] != host:
+            host = value.lower()
+    if origin and (origin.partition(b"://")[2] != host or (local and not _names_this_machine(host))):
         raise BadRequest("a page of another site may not control the fleet")
+
+
+def _names_this_machine(host: bytes) -> bool:
+    name, colon, port = host.decode("latin-1").rpartition(":")
+    return is_loopback(name if colon and port.isdigit() else f"{name}{colon}{port}")
+
+
+def _plain(path: str) -> bool:
+    """Whether everybody who reads this path takes it for the same one: no dots, doubled slashes or left-over escapes
+    that something between here and a replica may resolve to another."""
+    parts = path.split("/")
+    return "%" not in path and "\\" not in path and not {"", ".", ".."}.intersection(parts[1:])

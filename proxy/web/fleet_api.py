@@ -12,11 +12,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import proxy
+from proxy.control.answers import Answer
 from proxy.control.facts import Facts
 from proxy.control.membership import Membership
 from proxy.control.plane import Plane
 from proxy.control.switches import Switches
-from proxy.errors import BadRequest, NotFound, Unavailable
+from proxy.errors import BadRequest, NotFound, Phase, Unavailable, UpstreamError
 from proxy.fleet import Fleet
 from proxy.metrics import Metrics
 from proxy.upstream.vllm import VllmCalls
@@ -116,10 +117,13 @@ class FleetApi:
         if answer is None:
             raise Unavailable("no replica is ready")
         if not answer.ok:
-            return Response(answer.body, status_code=answer.status or 502, media_type="application/json")
+            raise _refusal(answer)
         if parse_qs(query).get("config_format", ["text"])[-1] != "json":
             return Response(answer.body, media_type="application/json")
-        tree: dict[str, Any] = msgspec.json.decode(answer.body)
+        try:
+            tree = msgspec.json.decode(answer.body, type=dict[str, Any])
+        except msgspec.DecodeError:
+            raise UpstreamError("a replica's /server_info is not JSON", Phase.MAYBE_SENT) from None
         _as_one(tree.get("vllm_config"), [r.facts for r in self._fleet.members() if r.facts is not None])
         return Response(msgspec.json.encode(tree), media_type="application/json")
 
@@ -147,8 +151,7 @@ class FleetApi:
         return Response(self._metrics.render() + merged, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def fleet(self, request: Request) -> Response:
-        after = request.query_params.get("after", "-1")
-        rows = self._history.rows(int(after) if after.lstrip("-").isdigit() else -1)
+        rows = self._history.rows(_number(request.query_params.get("after", ""), default=-1))
         view = fleet_view(
             self._fleet,
             self._view,
@@ -170,24 +173,28 @@ class FleetApi:
         return JSONResponse({"index": index, "state": "joining"}, status_code=201)
 
     async def drain(self, request: Request) -> Response:
-        index, verb = self._target(request)
+        index, verb = self._target(request, "drain", "undrain")
         state = self._membership.drain(index) if verb == "drain" else self._membership.undrain(index)
         return JSONResponse({"index": index, "state": state, "in_flight": self._fleet.replicas[index].in_flight})
 
     async def remove_replica(self, request: Request) -> Response:
-        index, _ = self._target(request)
+        index, _ = self._target(request, "")
         self._membership.remove(index)
         return JSONResponse({"index": index, "state": "removed"})
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _target(self, request: Request) -> tuple[int, str]:
-        index, _, verb = request.url.path.removeprefix("/fleet/replicas/").partition("/")
-        if not index.isdigit():
+    def _target(self, request: Request, *verbs: str) -> tuple[int, str]:
+        """The replica that a path is about, and what is to be done with it. Raises BadRequest, NotFound."""
+        said, _, verb = request.url.path.removeprefix("/fleet/replicas/").partition("/")
+        index = _number(said, default=-1)
+        if index < 0:
             raise BadRequest("name the replica by its index, as /fleet shows it")
-        if int(index) not in {r.index for r in self._fleet.members()}:
-            raise NotFound(f"there is no replica {int(index)}")
-        return int(index), verb
+        if index not in {r.index for r in self._fleet.members()}:
+            raise NotFound(f"there is no replica {index}")
+        if verb not in verbs:
+            raise NotFound(f"lorafleet knows no /fleet/replicas/{index}/{verb[:40]}")
+        return index, verb
 
     def _facts(self) -> Facts:
         for replica in self._fleet.ready() or self._fleet.members():
@@ -210,6 +217,18 @@ class FleetApi:
             "max_model_len": max_model_len,
             "permission": [],
         }
+
+
+def _refusal(answer: Answer) -> UpstreamError:
+    """A replica's no as our own error: its status and its words, not its body, which may say too much."""
+    error = UpstreamError(answer.message, Phase.MAYBE_SENT)
+    error.status = answer.status or error.status
+    return error
+
+
+def _number(text: str, *, default: int) -> int:
+    """A small whole number as people write one; `default` for anything else."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else default
 
 
 def _as_one(config: object, facts: list[Facts]) -> None:

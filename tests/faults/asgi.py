@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 BOUND_SECS = 60.0
 """A request that takes longer hangs. Far above what any takes on a busy machine."""
@@ -44,12 +45,11 @@ async def ask(
     *,
     headers: Sequence[tuple[bytes, bytes]] = (),
     leave: asyncio.Event | None = None,
-    raw: bool = False,
+    host: bytes = b"proxy.test",
 ) -> Answer:
     """One request. `body`: bytes as they are, anything else as JSON. With `leave` the client goes away when it is set.
 
-    Raises AssertionError for a request that hangs; what the application raises comes through. `raw`: the target is on
-    the wire as it is written here, percent signs included.
+    Raises AssertionError for a request that hangs; what the application raises comes through.
     """
     data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     path, _, query = target.partition("?")
@@ -60,12 +60,12 @@ async def ask(
         "http_version": "1.1",
         "method": method,
         "scheme": "http",
-        "path": _decoded(path) if raw else path,
+        "path": unquote_to_bytes(path).decode("utf-8", "replace"),
         "raw_path": sent,
         "query_string": query.encode(),
         "root_path": "",
         "headers": [
-            (b"host", b"proxy.test"),
+            (b"host", host),
             *([JSON] if data else []),
             *([(b"content-length", b"%d" % len(data))] if data or method == "POST" else []),
             *headers,
@@ -115,9 +115,3 @@ async def ask(
         if not over.done():
             over.set_result(None)
     return Answer(status, lines, b"".join(pieces), whole)
-
-
-def _decoded(path: str) -> str:
-    from urllib.parse import unquote_to_bytes
-
-    return unquote_to_bytes(path).decode("utf-8", "replace")

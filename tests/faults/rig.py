@@ -28,6 +28,7 @@ from proxy.replica_state import State
 from proxy.simulator import BASE, SimFleet, SimReplica, expected_tokens, read_adapter, write_adapter
 from proxy.web.app import App
 from tests.faults.asgi import Answer, ask
+from tests.web.front import serve
 
 CANARY = "canary-9b1f04-token"
 PROMPT = [7 + 3 * i for i in range(40)]
@@ -132,6 +133,20 @@ class Rig:
 
     def new_prompt(self, length: int = 40) -> list[int]:
         return [self._random.randrange(3, 30_000) for _ in range(length)]
+
+    @contextlib.asynccontextmanager
+    async def port(self) -> AsyncIterator[int]:
+        """The proxy on a free port, behind the server that it runs under, while the block lasts."""
+        server, state = await serve(self.app)
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            server.close()
+            for connection in list(state.connections):
+                connection.transport.abort()
+            for task in state.tasks:
+                task.cancel()
+            await asyncio.gather(*state.tasks, return_exceptions=True)
 
     # -- conditions ----------------------------------------------------------------------------------------------------
 

@@ -70,7 +70,8 @@ async def under_fault(it: Rig, cell: Cell, change: Coroutine[Any, Any, Answer]) 
     """The change, with the fault struck; what must go on meanwhile goes on. The fault is over when it has answered."""
     plane = it.parts.plane
     # Long where the call will succeed, however busy the machine; short where it can only fail.
-    plane.settings = replace(plane.settings, load_deadline_secs=1.2 if cell.lasting else 40)
+    hopeless = cell.lasting or cell.fault == "hang"
+    plane.settings = replace(plane.settings, load_deadline_secs=1.2 if hopeless else 40)
     strike(cell, it.replicas)
     bystanders = asyncio.gather(healthy(it, cell), bystander(it, cell))
     try:
