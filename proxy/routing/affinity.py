@@ -10,6 +10,8 @@ from proxy.routing.index import Index, Node, Path, bits
 
 COMMON: Final = 0.25
 """What this part of the new prompts begins with says nothing about where one of them belongs."""
+MATURE: Final = 8
+"""So many new prompts must have been seen before what only one of them had says something about where it belongs."""
 _COMPARED: Final = 8
 """With more holders than this, all are taken to hold as much as they ever did."""
 
@@ -33,10 +35,12 @@ def find(index: Index, chains: Sequence[Chain], paths: Sequence[Path], allowed: 
     best = NOTHING
     for chain, path in zip(chains, paths, strict=True):
         size = len(chain.blocks)
+        root = index.root(chain.seed)
+        mature = root is not None and root.prompts >= MATURE
         for at in range(len(path) - 1, -1, -1):
             node, matched = path[at]
             mask = node.mask & allowed
-            if mask and continues(node, matched, size):
+            if mask and (continues(node, matched, size) or (mature and _forks(node, matched, size))):
                 found = _deepest(index, path, mask, chain, node.asked)
                 if found.tokens > best.tokens:
                     best = found
@@ -47,6 +51,14 @@ def find(index: Index, chains: Sequence[Chain], paths: Sequence[Path], allowed: 
 def continues(node: Node, matched: int, size: int) -> bool:
     """Whether a prompt of `size` blocks that matches the run this far goes on where an earlier one ended."""
     return (node.asked > 0 and matched == len(node.blocks)) or node.start + matched == size
+
+
+def _forks(node: Node, matched: int, size: int) -> bool:
+    """Whether a prompt leaves a run that only one prompt ever took, after more than half of its own way.
+
+    Two branches of a conversation whose common turns were never seen: another proxy had them, or an earlier life.
+    """
+    return node.prompts == 1 and 2 * (node.start + matched) > size
 
 
 def placement_key(index: Index, chain: Chain, path: Path) -> int:

@@ -94,3 +94,13 @@ def test_different_prompts_behind_a_preamble_have_different_keys() -> None:
 def test_prompts_shorter_than_a_block_have_different_keys() -> None:
     index = index_with()
     assert len({key(index, ids(5, number)) for number in range(20)}) == 20
+
+
+def test_branches_of_a_turn_that_was_never_seen_stay_together() -> None:
+    """Another proxy had the first turn; here only two second turns of it arrive."""
+    early = index_with((SHARED + FIRST + ids(150, 7), 2))
+    assert find(early, SHARED + FIRST + ids(150, 8)) == affinity.NOTHING  # nothing is known of what prompts share
+    others = [(SHARED + ids(400, 20 + number), number % 4) for number in range(8)]
+    late = index_with(*others, (SHARED + FIRST + ids(150, 7), 2))
+    assert find(late, SHARED + FIRST + ids(150, 8)).holders == (2,)
+    assert find(late, SHARED + SECOND) == affinity.NOTHING
