@@ -141,6 +141,6 @@ def test_groups_that_fit_a_replica_are_not_copied_because_they_met_there() -> No
     """The cost of the moment is no reason; that the group alone is too much for one replica is."""
     met = view([12, 5, 6, 8], found=held(0), rates=CPU, cold=0, kin={0: 4})
     for load in met.loads:
-        load.usual = 8.0
+        load.usual = 7.8
     assert prefix(met) == (0, "affinity")
     assert prefix(met._replace(kin={0: 11})).route == "spill"
