@@ -118,7 +118,3 @@ def rows(prompts: int = 96) -> list[Row]:
         Row(grouped(2 * prompts, name="grouped rollouts"), replicas=8, concurrency=64),
         Row(grouped(4 * prompts, name="grouped rollouts"), replicas=64, concurrency=512),
     ]
-
-
-def standard(prompts: int = 80) -> list[Workload]:
-    return [r.workload for r in rows(prompts)]
