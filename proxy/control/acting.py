@@ -40,7 +40,10 @@ class Actor:
         kept = {adapter.upstream for adapter in self._plane.fleet.desired.adapters.values()}
         if upstream in self._plane.pending or upstream in kept:
             return True
-        return await self._take_off(replica, upstream)
+        gone = await self._take_off(replica, upstream)
+        if gone:
+            self._plane.freshening.soon([replica])
+        return gone
 
     async def _take_off(self, replica: Replica, upstream: str) -> bool:
         verdict = await self._plane.take_off(replica.index, upstream)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from proxy.control import journal as edits
 from proxy.control import slots
 from proxy.control.adapter_files import Seen, check_name, check_path
-from proxy.control.answers import Answer
 from proxy.control.desired import Adapter, choose_upstream
 from proxy.control.failpoints import reach
 from proxy.control.loading import Loading, Verdict
@@ -174,7 +173,7 @@ class AdapterChanges:
         if adapter.upstream not in used or used[adapter.upstream] != adapter.digest:
             await plane.edit(edits.reserve(adapter.upstream, adapter.digest))
         reach("after-reserve")
-        await self._touch(adapter, replicas)
+        await plane.freshening.freshen(replicas, loading=adapter.upstream, instead_of=adapter.name)
         clock = asyncio.get_running_loop().time
         deadline = clock() + plane.settings.load_deadline_secs
         abandoned = False
@@ -219,22 +218,6 @@ class AdapterChanges:
         raise _load_failure(adapter, transaction.phase, verdicts) or failure(
             f"loading {adapter.name!r}", transaction, verdicts
         )
-
-    async def _touch(self, adapter: Adapter, replicas: list[Replica]) -> None:
-        """Use the listed versions once where the engine would otherwise push one out although ghosts hold slots."""
-        fleet, calls = self._plane.fleet, self._plane.calls
-        listed = {a.upstream for a in fleet.desired.adapters.values() if a.name != adapter.name}
-
-        async def touch(replica: Replica) -> None:
-            capacity = replica.facts.max_loras if replica.facts else None
-            recent, running = replica.recent or {}, replica.running
-            for upstream in slots.to_touch(recent, listed, capacity, adapter.upstream, running):
-                answer = await calls.probe(replica.endpoint, upstream, self._plane.settings.admin_timeout_secs)
-                if not isinstance(answer, Answer):
-                    replica.touch(upstream)
-
-        if not fleet.paused():
-            await asyncio.gather(*(touch(replica) for replica in replicas))
 
     async def _verify(self, adapter: Adapter, replicas: list[Replica], watch: Stopwatch) -> None:
         """--verify-load: every replica's log-probabilities under the name agree, and are not the base model's."""
@@ -316,6 +299,7 @@ class AdapterChanges:
                     fleet.apply(index, Event.DRIFTED, "could not be put back after a failed change")
             raise
         watch.lap("commit")
+        plane.freshening.soon(replicas)
 
     def _keeps_away(self, adapter: Adapter) -> bool:
         """Whether nobody serves and a living replica lacks this adapter: perhaps for ever, its files may be lost."""

@@ -18,6 +18,7 @@ from proxy.control import adapter_files
 from proxy.control import journal as edits
 from proxy.control.answers import Answer, Observed, Outcome, ReplicaCalls
 from proxy.control.failpoints import reach
+from proxy.control.freshening import Freshening
 from proxy.control.journal import Line, Recovered
 from proxy.control.loading import TRUTH_SECS, Verdict
 from proxy.control.records import TransactionRecord
@@ -96,6 +97,7 @@ class Plane:
         self.pending: set[str] = set()
         self.leaving: Counter[str] = Counter()
         self.changes = 0
+        self.freshening = Freshening(self)
         self.records: deque[TransactionRecord] = deque(maxlen=50)
         self._on_record = on_record
         self._ids = itertools.count(1)

@@ -72,6 +72,7 @@ class Switches:
         """Every replica, then the desired state; a fleet that was running goes on when that fails."""
         plane, fleet = self._plane, self._plane.fleet
         replicas = await plane.participants()
+        await plane.freshening.settled()
         query = pause.query
         target = f"/pause?{query}" if query else "/pause"
         held = fleet.desired.pause
