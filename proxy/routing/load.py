@@ -16,8 +16,8 @@ from typing import Final
 FORGET: Final = 0.98
 """Weight that each further answer leaves to all earlier ones: about the last 50 count."""
 MIN_ANSWERS: Final = 8
-LATELY: Final = 3.0
-"""Answers' time that an average load looks back on."""
+HALF: Final = 3.0
+"""Answers' time after which a peak counts half."""
 _SPEED_STEP: Final = 0.1
 
 
@@ -48,8 +48,8 @@ class Trace:
 class ReplicaLoad:
     """What one replica has in hand. `queued` of the `uncached` prompt tokens in flight should still be computed.
 
-    `speed` is how much longer than the others it takes. `usual` is `sequences` averaged over the last few answers'
-    time: a batch that ends at once leaves a replica idle for a moment, and that is no reason to move anything there.
+    `speed` is how much longer than the others it takes. `most` is the most sequences it had lately, see `peak`: a batch
+    that ends at once leaves a replica idle for a moment, and that is no reason to move anything there.
     """
 
     sequences: int = 0
@@ -59,7 +59,7 @@ class ReplicaLoad:
     speed: float = 1.0
     answers: int = 0
     last_turn: int = 0
-    usual: float = 0.0
+    most: float = 0.0
     _work: float = 0.0
     _crowd: float = 0.0
     _at: float = 0.0
@@ -69,10 +69,9 @@ class ReplicaLoad:
         seconds = rates.prefill * self.speed
         return max(0.0, self.queued * seconds - (now - self._at))
 
-    def lately(self, rates: "Rates", now: float) -> float:
-        """`sequences`, averaged over about the time of three answers."""
-        passed = now - self._at
-        return self.usual + (self.sequences - self.usual) * _share(passed, rates.seconds)
+    def peak(self, rates: "Rates", now: float) -> float:
+        """The most sequences it had lately: what lies three answers' time back counts half."""
+        return max(float(self.sequences), self.most * _fade(now - self._at, rates.seconds))
 
     def begin(self, trace: Trace, rates: "Rates", now: float) -> None:
         self._tick(rates, now)
@@ -81,6 +80,7 @@ class ReplicaLoad:
         trace.work_before = self._work - self.queued
         self._work += trace.uncached
         self.sequences += trace.sequences
+        self.most = max(self.most, float(self.sequences))
         self.requests += 1
         self.uncached += trace.uncached
         self.queued += trace.uncached
@@ -106,7 +106,7 @@ class ReplicaLoad:
         passed = now - self._at
         if passed > 0.0:
             self._crowd += self.sequences * passed
-            self.usual += (self.sequences - self.usual) * _share(passed, rates.seconds)
+            self.most = max(float(self.sequences), self.most * _fade(passed, rates.seconds))
             seconds = rates.prefill * self.speed
             self.queued = max(0.0, self.queued - passed / seconds) if seconds else 0.0
             self._at = now
@@ -159,9 +159,10 @@ class Rates:
             self.prefill, self.step, self.crowd = fit(m)
 
 
-def _share(passed: float, answer: float) -> float:
-    """How much of an average over three answers' time the last `passed` seconds make up."""
-    return passed / (passed + LATELY * answer) if passed > 0.0 else 0.0
+def _fade(passed: float, answer: float) -> float:
+    """What a peak still counts after `passed` seconds."""
+    half = HALF * answer
+    return half / (half + passed) if passed > 0.0 else 1.0
 
 
 def fit(moments: list[float]) -> tuple[float, float, float]:

@@ -32,11 +32,11 @@ Route = Literal["affinity", "spill", "new", "fallback"]
 
 FAIR: Final = 1.25
 """How many times the mean of the sequences in flight a replica may have before a spill is thought of."""
-LOPSIDED: Final = 1.75
-"""How many times a replica's usual part of all that is in flight a holder must have before groups are spilled that
-would each fit a replica. Where a batch ends at once, its replica is idle for a moment and the other has everything: no
-reason to copy a prompt (on two real CPU replicas with four groups in flight, spills by the cost of the moment brought
-reuse from 1.00 of the possible down to 0.95). A group that is by itself more than a fair part need not wait for it."""
+LOPSIDED: Final = 3.0
+"""How many times what the other replica had lately (and one) a holder must have before a spill is thought of. Where a
+batch ends at once, its replica is idle for a moment and the other has everything: no reason to copy a prompt (on two
+real CPU replicas with four groups in flight, spills by the cost of the moment brought reuse from 1.00 of the possible
+down to 0.95). Where one group is all the load, the others have been idle for as long as an answer takes."""
 CLEAR: Final = 1.25
 """How many times the other replica's cost waiting must cost."""
 POPULAR: Final = 16
@@ -102,7 +102,7 @@ def prefix(view: View) -> Choice:
     other = min(view.candidates, key=view.busy.__getitem__)
     if other in holders:
         return Choice(other, "affinity")
-    if not (_alone(view, holder) or _lopsided(view, holder)):
+    if not (_alone(view, holder) or _lopsided(view, holder, other)):
         return Choice(holder, "affinity")
     return Choice(other, "spill") if _spill_pays(view, holder, other) else Choice(holder, "affinity")
 
@@ -138,19 +138,20 @@ def _place(view: View) -> int:
 
 
 def _alone(view: View, holder: int) -> bool:
-    """Whether this prompt's group is by itself more than a replica's fair part of what is in flight."""
-    fair = (view.in_flight + view.sequences) / len(view.candidates)
-    return view.kin.get(holder, 0) + view.sequences > FAIR * fair
+    """Whether this prompt's group is by itself more than a fair part of what is in flight, and of what was lately."""
+    kin = view.kin.get(holder, 0) + view.sequences
+    if kin <= FAIR * (view.in_flight + view.sequences) / len(view.candidates):
+        return False
+    peaks = [view.loads[slot].peak(view.rates, view.now) for slot in view.candidates]
+    return view.rates.known and kin > sum(peaks) / len(peaks)
 
 
-def _lopsided(view: View, holder: int) -> bool:
-    """Whether the holder has far more than a replica usually has, or prompts queued for longer than an answer takes."""
-    rates, now, loads = view.rates, view.now, view.loads
-    usual = sum([loads[slot].lately(rates, now) for slot in view.candidates]) / len(view.candidates)
-    load = loads[holder]
-    if load.sequences + view.sequences >= LOPSIDED * usual:
+def _lopsided(view: View, holder: int, other: int) -> bool:
+    """Whether the holder has far more than the other has had lately, or prompts queued for longer than two answers."""
+    rates, now, load = view.rates, view.now, view.loads[holder]
+    if load.sequences + view.sequences >= LOPSIDED * (view.loads[other].peak(rates, now) + 1.0):
         return True
-    return rates.known and load.pending(rates, now) > rates.seconds
+    return rates.known and load.pending(rates, now) > 2.0 * rates.seconds
 
 
 def _spill_pays(view: View, holder: int, other: int) -> bool:

@@ -29,7 +29,7 @@ def view(sequences: list[int] | None = None, **changes: Any) -> View:
     plain = View(
         candidates=SLOTS,
         allowed=0b1111,
-        loads=[ReplicaLoad(sequences=count, usual=float(count)) for count in counts],
+        loads=[ReplicaLoad(sequences=count, most=float(count)) for count in counts],
         busy=[float(count) for count in counts],
         in_flight=sum(counts),
         ledger=ledger,
@@ -82,7 +82,7 @@ def test_what_was_so_for_a_moment_only_is_no_reason() -> None:
     moment = view([14, 0, 0, 0], found=held(0), rates=CPU, cold=0)
     assert prefix(moment).route == "spill"
     for load in moment.loads:
-        load.usual = 9.0
+        load.most = 9.0
     assert prefix(moment) == (0, "affinity")
 
 
@@ -141,6 +141,6 @@ def test_groups_that_fit_a_replica_are_not_copied_because_they_met_there() -> No
     """The cost of the moment is no reason; that the group alone is too much for one replica is."""
     met = view([12, 5, 6, 8], found=held(0), rates=CPU, cold=0, kin={0: 4})
     for load in met.loads:
-        load.usual = 7.8
+        load.most = 7.8
     assert prefix(met) == (0, "affinity")
     assert prefix(met._replace(kin={0: 11})).route == "spill"
