@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -9,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxy.errors import BadRequest
-from trainer_client.digest import CONFIG_FILE, WEIGHT_FILES, adapter_digest
-from trainer_client.errors import IncompleteAdapter
+from trainer_client.digest import CONFIG_FILE, WEIGHT_FILES, adapter_digest, weight_file
+from trainer_client.errors import AdapterError, IncompleteAdapter
+from trainer_client.manifest import read_manifest
+from trainer_client.safetensors_file import read_header
 
 NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 
@@ -64,20 +67,43 @@ def check_path(path: object, roots: Sequence[Path]) -> str:
 def look(path: str) -> Seen | None:
     """Digest and fingerprint of the adapter at `path`; None when the proxy cannot see a whole adapter there.
 
-    Reads every byte: call it from a thread. None also when the files changed while they were read.
+    Reads every byte: call it from a thread. None also when the files changed while they were read, are shorter than
+    they say, or are not (yet) what the publisher's manifest beside them names.
     """
     before = fingerprint(path)
     if before is None:
         return None
     try:
+        _check_whole(Path(path))
         digest = adapter_digest(Path(path))
+        manifest = read_manifest(path)
     except (OSError, IncompleteAdapter):
+        return None
+    except AdapterError:  # of a format that only a newer publisher knows
+        manifest = None
+    if manifest is not None and manifest.digest != digest:
         return None
     return Seen(digest, before) if fingerprint(path) == before else None
 
 
+def _check_whole(directory: Path) -> None:
+    """Raises IncompleteAdapter or OSError for files that end too early. What is broken for good is whole."""
+    try:
+        json.loads((directory / CONFIG_FILE).read_bytes())
+    except ValueError:
+        raise IncompleteAdapter(CONFIG_FILE, "is not complete JSON (yet)") from None
+    name = weight_file(directory)
+    if name == WEIGHT_FILES[0]:
+        try:
+            read_header(directory / name)
+        except IncompleteAdapter:
+            raise
+        except AdapterError:
+            pass
+
+
 def fingerprint(path: str) -> Fingerprint | None:
-    """What changes when a file of the adapter is replaced or rewritten; None when there is no adapter to see."""
+    """What changes when a file of the adapter is replaced or rewritten; None when none of them is to be seen."""
     lines = []
     for name in (CONFIG_FILE, *WEIGHT_FILES):
         try:
@@ -85,5 +111,4 @@ def fingerprint(path: str) -> Fingerprint | None:
         except OSError:
             continue
         lines.append((name, stat.st_size, stat.st_mtime_ns, stat.st_ino))
-    whole = len(lines) > 1 and lines[0][0] == CONFIG_FILE
-    return tuple(lines) if whole else None
+    return tuple(lines) or None

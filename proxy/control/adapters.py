@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from proxy.control import journal as edits
 from proxy.control import slots
-from proxy.control.adapter_files import Seen, check_name, check_path
+from proxy.control.adapter_files import NAME, Seen, check_name, check_path
+from proxy.control.arrival import arrived, late_digest
 from proxy.control.desired import Adapter, choose_upstream
 from proxy.control.failpoints import reach
 from proxy.control.loading import Loading, Verdict
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from proxy.fleet import Replica
 
 logger = logging.getLogger("lorafleet.control")
-
-SETTLED_SECS = 10.0
-"""Files with another digest than announced, and unchanged for so long, are not being copied any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +65,9 @@ class AdapterChanges:
         plane, fleet = self._plane, self._plane.fleet
         name, path = request.name, request.path
         success = f"Success: LoRA adapter '{name}' added successfully."
-        seen: Seen | None = await plane.in_thread(plane.files.look, path)
-        watch.lap("digest")
-        if request.digest and seen and seen.digest != request.digest:
-            seen = await self._wait_for_digest(path, request.digest)
-            watch.lap("files")
+        deadline = asyncio.get_running_loop().time() + plane.settings.load_deadline_secs
+        seen = await arrived(plane, path, request.digest, deadline)
+        watch.lap("files")
         digest = request.digest or (seen.digest if seen else None)
         bound = fleet.desired.adapters.get(name)
         if bound is not None and digest is not None and bound.digest == digest:
@@ -79,6 +75,8 @@ class AdapterChanges:
                 await plane.edit(edits.bind(replace(bound, path=path)))
             return success
         replicas = await plane.participants()
+        check_name(name, fleet.base_models())  # they may have become known only now
+        began = plane.wall()
         await self._make_room(name)
         conflict: set[str] = set()
         for _ in range(3):
@@ -86,7 +84,9 @@ class AdapterChanges:
             adapter = Adapter(name, path, digest, upstream)
             plane.pending.add(upstream)
             try:
-                if await self._load_everywhere(adapter, replicas, watch):
+                if await self._load_everywhere(adapter, replicas, deadline, watch):
+                    if digest is None:
+                        adapter = replace(adapter, digest=await late_digest(plane, path, began))
                     await self._commit(adapter, seen, replicas)
                     watch.lap("commit")
                     return success
@@ -121,27 +121,6 @@ class AdapterChanges:
         now: Seen | None = await plane.in_thread(plane.files.look, adapter.path) if adapter.digest else None
         return now is None or now.digest == adapter.digest
 
-    async def _wait_for_digest(self, path: str, digest: str) -> Seen | None:
-        """Files that do not match what the trainer wrote are not there yet; once they have stopped changing they never
-        will. None when they cannot be seen any more. Raises TransactionFailed at the end of patience or the deadline.
-        """
-        plane = self._plane
-        clock = asyncio.get_running_loop().time
-        since = clock()
-        until, delay, last = since + plane.settings.load_deadline_secs, 0.05, None
-        while clock() < min(until, since + SETTLED_SECS):
-            await asyncio.sleep(delay)
-            delay = min(delay * 1.6, 0.4)
-            seen: Seen | None = await plane.in_thread(plane.files.look, path)
-            if seen is None or seen.digest == digest:
-                return seen
-            if seen.fingerprint != last:
-                last, since = seen.fingerprint, clock()
-        raise TransactionFailed(
-            f"the files at {path} do not have the digest {digest} that the request names; nothing was loaded",
-            status=409,
-        )
-
     async def _make_room(self, name: str) -> None:
         """Retire what an earlier run left when slots are short. Raises Conflict with the numbers."""
         fleet = self._plane.fleet
@@ -166,7 +145,9 @@ class AdapterChanges:
         seen = frozenset(foreign | unsure | conflict | self._plane.leaving.keys())
         return choose_upstream(desired, name, digest, seen=seen, nonce=secrets.token_hex(6))
 
-    async def _load_everywhere(self, adapter: Adapter, replicas: list[Replica], watch: Stopwatch) -> bool:
+    async def _load_everywhere(
+        self, adapter: Adapter, replicas: list[Replica], deadline: float, watch: Stopwatch
+    ) -> bool:
         """False when a replica listed the upstream name already: another must be chosen. Raises TransactionFailed."""
         plane, fleet = self._plane, self._plane.fleet
         used = fleet.desired.used
@@ -174,8 +155,6 @@ class AdapterChanges:
             await plane.edit(edits.reserve(adapter.upstream, adapter.digest))
         reach("after-reserve")
         await plane.freshening.freshen(replicas, loading=adapter.upstream, instead_of=adapter.name)
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + plane.settings.load_deadline_secs
         abandoned = False
 
         async def ask(index: int) -> Verdict:
@@ -249,6 +228,8 @@ class AdapterChanges:
         """
         if not isinstance(name, str) or not name:
             raise BadRequest("lora_name must be a non-empty string", param="lora_name")
+        if not NAME.fullmatch(name):
+            raise NotFound("no lora adapter can have this name", param="lora_name")
         return await self._plane.one_at_a_time(
             "unload", name, ("unload", name), lambda watch: self._unload(name, watch)
         )

@@ -30,6 +30,7 @@ INCOMPLETE_SIGNS = (
     "jsondecodeerror",
     "no such file",
     "unexpected end",
+    "doesn't contain tensors",
 )
 """Signs, in a 500 on a load, of files that are still being copied: worth another try until the deadline."""
 

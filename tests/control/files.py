@@ -28,14 +28,16 @@ class Entry:
 
 
 class FakeFiles:
-    """`lag` is how many seconds later the proxy sees what was written; None: it never does (no mount).
+    """`lag` is how many seconds later the proxy sees what was written; None: it never does (no mount). `epoch` is wall
+    time where `clock` is 0.
 
     A directory that was replaced is seen as missing until the new one is seen: a mount that goes on showing the old
     content could not be told from the right one by anybody but the engine.
     """
 
-    def __init__(self, clock: Callable[[], float], lag: float | None = 0.0) -> None:
+    def __init__(self, clock: Callable[[], float], lag: float | None = 0.0, epoch: float = 0.0) -> None:
         self.lag = lag
+        self._epoch = epoch
         self._clock = clock
         self._entries: dict[str, Entry] = {}
         self._stamps = 0
@@ -76,7 +78,8 @@ class FakeFiles:
     def fingerprint(self, path: str) -> Fingerprint | None:
         if self._seen(path) is None:
             return None
-        return (("adapter_config.json", 1, self._entries[path.rstrip("/")].stamp, 1),)
+        entry = self._entries[path.rstrip("/")]
+        return (("adapter_config.json", 1, int((entry.since + self._epoch) * 1e9), entry.stamp),)
 
     def _seen(self, path: str) -> str | None:
         weights = self.read(path, self.lag) if self.lag is not None else None

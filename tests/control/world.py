@@ -219,7 +219,7 @@ class World:
         self.random = random.Random(seed)
         self.slowest_call = slowest_call
         self.settings = settings
-        self.files = FakeFiles(loop.time, lag=0.0 if mounted else None)
+        self.files = FakeFiles(loop.time, lag=0.0 if mounted else None, epoch=EPOCH)
         self.max_loras = max_loras
         self.replicas = [
             FakeReplica(f"http://r{i}:8000", self.files, loop, lag=lag * i, max_loras=max_loras)

@@ -1,0 +1,59 @@
+"""Files that may still be on their way when a load is asked for: what is waited for, and what is known afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from proxy.errors import TransactionFailed
+
+if TYPE_CHECKING:
+    from proxy.control.adapter_files import Fingerprint, Seen
+    from proxy.control.plane import Plane
+
+SETTLED_SECS = 10.0
+"""Files that are not what they should be, and have not changed for so long, are not being copied any more."""
+
+FIRST_LOOK_SECS = 0.05
+LAST_LOOK_SECS = 0.4
+
+
+async def arrived(plane: Plane, path: str, digest: str | None, deadline: float) -> Seen | None:
+    """The adapter at `path` once it is whole and has the digest that the trainer named (None: it named none).
+
+    None when the proxy has nothing to go by: it sees no files there, or half of them and no change; the replicas will
+    say. `deadline` is loop time. Raises TransactionFailed for a whole adapter that goes on having another digest.
+    """
+    files, clock = plane.files, asyncio.get_running_loop().time
+    since, delay = clock(), FIRST_LOOK_SECS
+    last: Fingerprint | None = None
+    while True:
+        seen: Seen | None = await plane.in_thread(files.look, path)
+        if seen is not None and digest in (None, seen.digest):
+            return seen
+        mark = seen.fingerprint if seen is not None else await plane.in_thread(files.fingerprint, path)
+        if mark is None:
+            return None
+        if mark != last:
+            last, since = mark, clock()
+        if clock() >= min(deadline, since + SETTLED_SECS):
+            break
+        await asyncio.sleep(delay)
+        delay = min(delay * 1.6, LAST_LOOK_SECS)
+    if seen is None:
+        return None
+    raise TransactionFailed(
+        f"the files at {path} do not have the digest {digest} that the request names; nothing was loaded", status=409
+    )
+
+
+async def late_digest(plane: Plane, path: str, began: float) -> str | None:
+    """The digest of files that came into the proxy's sight only while the replicas loaded them.
+
+    Known only when they were written before anybody was asked (`began`, wall-clock seconds) and merely became visible
+    late: then all replicas have read the same bytes.
+    """
+    seen: Seen | None = await plane.in_thread(plane.files.look, path)
+    if seen is None or any(modified >= began * 1e9 for _, _, modified, _ in seen.fingerprint):
+        return None
+    return seen.digest
