@@ -43,7 +43,7 @@ POPULAR: Final = 16
 POPULAR_IDLE: Final = 9
 """A prompt asked this often for each replica that holds it is worth another copy in any case (or: on an idle one)."""
 COLD: Final = 1
-COLD_CROWD: Final = 4
+COLD_CROWD: Final = 8
 """Before anything was learned, this many spills are tried, each from at least so many sequences to an idle replica: if
 the first group is all the load, half of it need not wait until the rates are known."""
 ROOM: Final = 0.7
@@ -130,7 +130,7 @@ def _place(view: View) -> int:
     """The ring's choice among those that had no more than their part of the new prompts."""
     candidates, ledger = view.candidates, view.ledger
     limit = max(ledger.mean(candidates) + 1.0 / len(candidates) + ROOM - 1.0, 0.0) + 1e-9
-    crowded = CROWDED * (view.in_flight + view.sequences) / len(candidates) + 2 * COLD_CROWD
+    crowded = CROWDED * (view.in_flight + view.sequences) / len(candidates) + COLD_CROWD
     for slot in view.ring.walk(view.key):
         if view.allowed >> slot & 1 and ledger.had(slot) <= limit and view.loads[slot].sequences <= crowded:
             return slot

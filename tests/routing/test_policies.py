@@ -65,7 +65,7 @@ def test_load_alone_is_no_reason_while_nothing_was_learned() -> None:
 
 
 def test_two_spills_are_tried_before_anything_was_learned() -> None:
-    first = view([4, 0, 0, 0], found=held(0))
+    first = view([8, 0, 0, 0], found=held(0))
     assert prefix(first).route == "spill"
     assert prefix(first._replace(cold=0)) == (0, "affinity")
 
