@@ -190,6 +190,7 @@ class AiohttpTransport:
         headers: Headers = (),
         body: bytes = b"",
         timeout_secs: float | None = None,
+        fresh: bool = False,
     ) -> AiohttpResponse:
         rules.check_method(method)
         rules.check_target(target)
@@ -200,12 +201,12 @@ class AiohttpTransport:
         deadline = None if timeout_secs is None else asyncio.get_running_loop().time() + timeout_secs
         attempt = _Attempt()
         _attempt.set(attempt)
-        pooled, fresh = self._open()
+        pooled, unpooled = self._open()
         try:
-            return await self._once(pooled, attempt, deadline, method, url, lines, body)
+            return await self._once(unpooled if fresh else pooled, attempt, deadline, method, url, lines, body)
         except _Stale:
             pass
-        return await self._once(fresh, attempt, deadline, method, url, lines, body)
+        return await self._once(unpooled, attempt, deadline, method, url, lines, body)
 
     async def _once(
         self,

@@ -43,6 +43,7 @@ class LeanTransport:
         headers: Headers = (),
         body: bytes = b"",
         timeout_secs: float | None = None,
+        fresh: bool = False,
     ) -> LeanResponse:
         pool = self._pools.get(endpoint.base)
         if pool is None:
@@ -51,7 +52,7 @@ class LeanTransport:
         assert loop is not None
         head = pool.head(method, target, headers, endpoint.token(), len(body))
         deadline = None if timeout_secs is None else loop.time() + timeout_secs
-        connection = pool.take()
+        connection = None if fresh else pool.take()
         repeated = False
         if connection is not None:
             response = LeanResponse(loop, method, deadline)

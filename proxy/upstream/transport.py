@@ -63,6 +63,8 @@ class Transport(Protocol):
     then the head must arrive, and `read()` end, within that many seconds of the call. Cancelling the call at any await
     closes the connection. A reused connection that the replica closed before any response byte is replayed once on a
     fresh one (keep-alive race); otherwise raises UpstreamError(NOT_SENT | MAYBE_SENT), or MID_STREAM from `chunks()`.
+    `fresh` takes a new connection from the start, so that nothing is sent twice: for calls that change something, whose
+    caller must know when an answer was lost.
     """
 
     async def request(
@@ -74,6 +76,7 @@ class Transport(Protocol):
         headers: Headers = (),
         body: bytes = b"",
         timeout_secs: float | None = None,
+        fresh: bool = False,
     ) -> UpstreamResponse: ...
 
     async def close(self) -> None: ...

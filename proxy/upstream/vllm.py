@@ -166,7 +166,13 @@ class VllmCalls:
         headers = JSON_HEADERS if body else JSON_HEADERS[1:]
         try:
             response = await self._transport.request(
-                endpoint, method, target, headers=headers, body=body, timeout_secs=timeout_secs
+                endpoint,
+                method,
+                target,
+                headers=headers,
+                body=body,
+                timeout_secs=timeout_secs,
+                fresh=method == "POST",
             )
             try:
                 pieces, size = [], 0

@@ -69,7 +69,8 @@ def weights_of(path: Path) -> str:
 
 
 class Rig:
-    """One proxy and its replicas. `names` is what the test says is committed: client name -> weights."""
+    """One proxy and its replicas. `names` is what the test says is committed: client name -> weights; `weights_ever`
+    is for tests that publish under names of their own and judge answers later."""
 
     def __init__(self, sims: SimFleet, app: App, library: Library) -> None:
         self.sims = sims
@@ -77,6 +78,7 @@ class Rig:
         self.parts = app.parts
         self.library = library
         self.names: dict[str, str] = {}
+        self.weights_ever: dict[str, str] = {}
         self.paused = False
         self.said: list[Answer] = []
         self._random = random.Random(5)

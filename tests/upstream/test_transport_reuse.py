@@ -216,3 +216,26 @@ async def test_dirty_connection_is_not_given_to_anybody(transport: Transport) ->
         response.abort()
         assert await get(transport, server) == b"ok"
         assert len(server.peers) == 2
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_what_must_not_be_sent_twice_takes_a_new_connection(transport: Transport, method: str) -> None:
+    """A pooled connection that the other side has just closed would be replayed, and its caller never knew."""
+    async with serving(answering(OK)) as server:
+        await get(transport, server)
+        for count in (2, 3):
+            response = await transport.request(server.endpoint(), method, "/", fresh=True)
+            assert await response.read() == b"ok"
+            assert len(server.peers) == count
+
+
+async def test_a_lost_answer_on_a_new_connection_is_an_error(transport: Transport) -> None:
+    async def lose(peer: Peer) -> None:
+        await peer.request()
+        peer.reset()
+
+    async with serving(lose) as server:
+        with pytest.raises(UpstreamError) as caught:
+            await transport.request(server.endpoint(), "POST", "/", fresh=True)
+        assert caught.value.phase is Phase.MAYBE_SENT
+        assert len(server.peers) == 1
