@@ -67,6 +67,7 @@ class AdapterChanges:
         success = f"Success: LoRA adapter '{name}' added successfully."
         deadline = asyncio.get_running_loop().time() + plane.settings.load_deadline_secs
         seen = await arrived(plane, path, request.digest, deadline)
+        reach("after-files")
         watch.lap("files")
         digest = request.digest or (seen.digest if seen else None)
         bound = fleet.desired.adapters.get(name)
@@ -260,7 +261,6 @@ class AdapterChanges:
         replicas = await plane.participants()
 
         async def ask(index: int) -> Verdict:
-            reach("before-unload")
             return await plane.take_off(index, adapter.upstream)
 
         async def undo(index: int) -> Verdict:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.control.desired import Adapter, Desired, Pause
+from proxy.control.failpoints import armed, reach
 from proxy.errors import ConfigError
 
 logger = logging.getLogger("lorafleet.control")
@@ -190,7 +191,11 @@ class Journal:
         with self._turn:
             os.ftruncate(self._fd, self._size)  # what an earlier failure could not take back
             try:
+                if armed("half-a-line"):
+                    os.write(self._fd, text[: len(text) // 2])
+                reach("half-a-line")
                 _write_all(self._fd, text)
+                reach("before-sync")
                 os.fsync(self._fd)
             except OSError:
                 os.ftruncate(self._fd, self._size)
@@ -252,6 +257,7 @@ class Journal:
         with _opened(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
             _write_all(fd, text)
             os.fsync(fd)
+        reach("before-snapshot")
         fd = os.open(fresh, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:
             fresh.replace(self._path)
@@ -261,6 +267,7 @@ class Journal:
         old, self._fd, self._size, self._lines = self._fd, fd, len(text), len(lines)
         if old >= 0:
             os.close(old)
+        reach("after-snapshot")
         with _opened(self._directory, os.O_RDONLY) as parent:
             os.fsync(parent)
 

@@ -262,7 +262,9 @@ class Plane:
         self.leaving[upstream] += 1
         try:
             for _ in range(3):
+                reach("before-take-off")
                 answer = await self.calls.unload(endpoint, upstream, self.settings.admin_timeout_secs)
+                reach("after-take-off")
                 if answer.outcome in (Outcome.OK, Outcome.UNKNOWN_NAME):
                     self.fleet.given_up(index, upstream)
                     return Verdict(Said.OK, answer.of(index))
@@ -281,7 +283,9 @@ class Plane:
         """POST `target` to one replica; when the answer is lost, `truth` of what the replica shows decides."""
         endpoint = self.fleet.replicas[replica].endpoint
         for attempt in (1, 2):
+            reach("before-switch")
             answer = await self.calls.post(endpoint, target, self.settings.admin_timeout_secs)
+            reach("after-switch")
             if answer.ok:
                 return Verdict(Said.OK, answer.of(replica))
             if answer.outcome is Outcome.UNREACHABLE:

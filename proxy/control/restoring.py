@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from proxy.control.answers import Answer, Outcome
 from proxy.control.desired import Adapter
+from proxy.control.failpoints import reach
 from proxy.control.plane import Plane
 
 
@@ -18,7 +19,9 @@ async def restore(plane: Plane, index: int, adapter: Adapter, timeout_secs: floa
     if seen is not None and seen.digest != adapter.digest:
         return _changed(adapter)
     endpoint = fleet.replicas[index].endpoint
+    reach("before-restore")
     answer = await plane.calls.load(endpoint, adapter.upstream, adapter.path, timeout_secs)
+    reach("after-restore")
     if answer.outcome is Outcome.NO_ANSWER:
         fleet.taint(index, adapter.upstream, "the answer to a load was lost")
     if not answer.ok:

@@ -82,11 +82,16 @@ def to_touch(
     `recent` are the names that hold slots, least recently used first; `running` those with completions in flight, which
     the engine uses at every step. Empty when the engine has room or would push out a ghost anyway.
     """
+    if not any(name in listed for name in pushed_out(recent, capacity, incoming, running)):
+        return ()
+    return [name for name in recent if name in listed and name not in running and name != incoming]
+
+
+def pushed_out(
+    recent: Iterable[str], capacity: int | None, incoming: str, running: Collection[str] = ()
+) -> Sequence[str]:
+    """The names that lose their slots when `incoming` is loaded (and those that lost them before)."""
     if capacity is None:
         return ()
-    held = [name for name in recent if name != incoming]
-    held.sort(key=lambda name: name in running)
-    pushed_out = held[: max(0, len(held) + 1 - capacity)]
-    if not any(name in listed for name in pushed_out):
-        return ()
-    return [name for name in held if name in listed and name not in running]
+    held = sorted((name for name in recent if name != incoming), key=lambda name: name in running)
+    return held[: max(0, len(held) + 1 - capacity)]

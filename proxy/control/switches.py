@@ -13,6 +13,7 @@ import msgspec
 from proxy.control import journal as edits
 from proxy.control.answers import Observed, Outcome
 from proxy.control.desired import Pause
+from proxy.control.failpoints import reach
 from proxy.control.journal import Line
 from proxy.control.loading import Verdict
 from proxy.control.plane import Plane, Stopwatch, failure
@@ -298,6 +299,7 @@ class Switches:
         async def ask(index: int) -> Verdict:
             endpoint = plane.fleet.replicas[index].endpoint
             answer = await plane.calls.post(endpoint, target, plane.settings.admin_timeout_secs, body)
+            reach("after-collect")
             if answer.ok:
                 bodies[index] = _object(answer.body)
                 return Verdict(Said.OK, answer.of(index))

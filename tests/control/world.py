@@ -430,8 +430,12 @@ class World:
             if not proxy.fleet.routable(tried):
                 if self.loop.time() >= patience:
                     return "503"
-                await proxy.gate.wait(0.2, waited=True)
-                tried = frozenset()
+                forgive = self.loop.time() + 0.2
+                while tried and self.loop.time() < forgive - 1e-6 and not proxy.fleet.routable(tried):
+                    await proxy.gate.wait(forgive - self.loop.time(), waited=True)
+                if not proxy.fleet.routable(tried):
+                    await proxy.gate.wait(0.0 if tried else 0.2, waited=True)
+                    tried = frozenset()
                 continue
             allowed = self._meaning(name)
             try:
