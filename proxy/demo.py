@@ -30,6 +30,7 @@ from proxy.simulator.weights import expected_tokens
 from proxy.upstream.lean_transport import LeanTransport
 from proxy.upstream.transport import Endpoint
 from proxy.web.app import App
+from proxy.web.client_connection import ClientConnection
 from trainer_client import AdapterPublisher, FleetClient
 
 REPLICAS = 3
@@ -138,7 +139,9 @@ async def serving(urls: list[str], policy: str, state_dir: Path, root: Path) -> 
     settings = build(urls, options, environment=environment)
     sock = bind(settings.host, settings.port)
     server = uvicorn.Server(
-        uvicorn.Config(App(settings), http="httptools", ws="none", log_config=None, access_log=False, lifespan="on")
+        uvicorn.Config(
+            App(settings), http=ClientConnection, ws="none", log_config=None, access_log=False, lifespan="on"
+        )
     )
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     task = asyncio.create_task(server._serve(sockets=[sock]))

@@ -11,9 +11,10 @@ import uvicorn
 
 from proxy.config import Settings
 from proxy.errors import ConfigError
+from proxy.garbage import calm
 from proxy.malloc import keep_heap
 from proxy.web.app import App
-from proxy.web.one_write import OneWriteProtocol
+from proxy.web.client_connection import ClientConnection
 
 GRACE_SECS = 7
 """What runs when the process is told to end may go on for so long; then its connections are closed."""
@@ -56,7 +57,7 @@ def run_server(settings: Settings) -> None:
     app = App(settings, on_started=lambda: _announce(settings, port))
     config = uvicorn.Config(
         app,
-        http=OneWriteProtocol,
+        http=ClientConnection,
         loop="auto",
         interface="asgi3",
         ws="none",
@@ -68,6 +69,7 @@ def run_server(settings: Settings) -> None:
         timeout_keep_alive=CLIENT_IDLE_SECS,
         timeout_graceful_shutdown=GRACE_SECS,
     )
+    calm()
     try:
         _Server(config, app).run(sockets=[sock])
     except KeyboardInterrupt:

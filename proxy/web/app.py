@@ -23,6 +23,7 @@ from proxy.control.records import TransactionRecord
 from proxy.control.switches import Switches
 from proxy.errors import BadRequest, ConfigError, LorafleetError, MethodNotAllowed, NotFound, Unauthorized, Unavailable
 from proxy.fleet import Fleet
+from proxy.garbage import Sweeper
 from proxy.metrics import Metrics
 from proxy.receipt_file import ReceiptFile
 from proxy.receipts import Receipts
@@ -243,6 +244,7 @@ class App:
         """Once a second: a sample for the page, and how late the event loop is."""
         clock, metrics = self.parts.fleet.clock, self.parts.metrics
         started = due = clock()
+        sweeper = Sweeper(started)
         while True:
             if self._events is not None:
                 self._events.sync({r.index: r.endpoint.base for r in self.parts.fleet.members()})
@@ -250,6 +252,7 @@ class App:
             await asyncio.sleep(max(0.0, due - clock()))
             metrics.loop_lag(max(0.0, clock() - due))
             due = max(due, clock() - 1.0)
+            sweeper.tick(clock(), busy=bool(self.parts.fleet.running))
             self.parts.history.tick(clock() - started, metrics.reading())
 
 

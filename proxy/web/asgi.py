@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from proxy.errors import LorafleetError, Unavailable
 from proxy.upstream.transport import Headers
@@ -79,6 +79,25 @@ class Departure:
         else:
             future._asyncio_future_blocking = False  # what a task does on taking over a future
             future.add_done_callback(self._step)
+
+
+REQUEST = "lorafleet.request"
+"""Where lorafleet's own server leaves its side of the request in the scope."""
+
+
+class Watch(Protocol):
+    """A watch for the client's departure, until `stop()`."""
+
+    def stop(self) -> None: ...
+
+
+def watch(scope: Scope, receive: Receive, left: Callable[[], None]) -> Watch:
+    """Call `left` when the client goes away; started once the whole body has been read."""
+    request = scope.get(REQUEST)
+    if request is None:  # another server
+        return Departure(receive, left)
+    request.watch(left)
+    return cast(Watch, request)
 
 
 def _nobody() -> None:

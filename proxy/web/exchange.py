@@ -29,7 +29,7 @@ from proxy.errors import LorafleetError, Unavailable, UpstreamError
 from proxy.lease import Served
 from proxy.routing.request import RouteRequest
 from proxy.upstream.transport import Headers, UpstreamResponse
-from proxy.web.asgi import Departure, Receive, Scope, Send, send_error
+from proxy.web.asgi import Receive, Scope, Send, send_error, watch
 from proxy.web.interrupt import Interrupt
 from proxy.web.judge import Again, Cut, Held, broken, declared_dead, judge
 from proxy.web.observe import Outcome
@@ -109,7 +109,7 @@ class Exchange:
 
     async def run(self, receive: Receive) -> None:
         """Serve the request to its end, whatever that is. Raises nothing that is the client's or the fleet's fault."""
-        departure = Departure(receive, self._on_left)
+        departure = watch(self._scope, receive, self._on_left)
         error: LorafleetError | None = None
         cut = False
         try:

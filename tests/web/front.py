@@ -24,9 +24,9 @@ from proxy.upstream.aiohttp_transport import AiohttpTransport
 from proxy.upstream.lean_transport import LeanTransport
 from proxy.upstream.transport import Endpoint, Transport
 from proxy.web.asgi import Receive, Scope, Send
+from proxy.web.client_connection import ClientConnection
 from proxy.web.forward import Forwarder, ForwardSettings
 from proxy.web.observe import Outcome, Silent
-from proxy.web.one_write import OneWriteProtocol
 
 FACTS = Facts(base_models=("base",), base_root="/m", max_model_len=4096, block_size=16, kv_capacity_tokens=100_000)
 
@@ -154,12 +154,12 @@ async def front(replicas: Sequence[str | Endpoint], *, ready: bool = True, **set
 
 
 async def serve(app: Any) -> tuple[asyncio.Server, ServerState]:
-    """uvicorn's protocol on a free port, without the process around it (signals, ticks)."""
-    config = uvicorn.Config(app, http=OneWriteProtocol, interface="asgi3", lifespan="off", log_config=None, ws="none")
+    """The server's protocol on a free port, without the process around it (signals, ticks)."""
+    config = uvicorn.Config(app, http=ClientConnection, interface="asgi3", lifespan="off", log_config=None, ws="none")
     config.load()
     state = ServerState()
     server = await asyncio.get_running_loop().create_server(
-        lambda: OneWriteProtocol(config=config, server_state=state, app_state={}), "127.0.0.1", 0, backlog=2048
+        lambda: ClientConnection(config=config, server_state=state, app_state={}), "127.0.0.1", 0, backlog=2048
     )
     return server, state
 

@@ -15,6 +15,7 @@ import uvicorn
 from proxy.config import Options, build
 from proxy.server import bind
 from proxy.web.app import App
+from proxy.web.client_connection import ClientConnection
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,9 @@ async def running(
     sock = bind(settings.host, settings.port)
     app = App(settings)
     server = uvicorn.Server(
-        uvicorn.Config(app, http="httptools", ws="none", log_config=None, access_log=False, timeout_graceful_shutdown=2)
+        uvicorn.Config(
+            app, http=ClientConnection, ws="none", log_config=None, access_log=False, timeout_graceful_shutdown=2
+        )
     )
     task = asyncio.create_task(server._serve(sockets=[sock]))
     address = f"http://127.0.0.1:{sock.getsockname()[1]}"
