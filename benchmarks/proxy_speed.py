@@ -141,7 +141,7 @@ class Peer:
         return {
             "requests": float(_find(r"Requests/sec:\s+([\d.]+)", out)),
             "mb": _unit(_find(r"Transfer/sec:\s+(\S+)", out)),
-            "p50_ms": _millis(_find(r"50%\s+(\S+)", out)),
+            "p50_ms": _millis(_find(r"\s50%\s+(\S+)", out)),
         }
 
 
