@@ -158,6 +158,14 @@ class UpstreamTimeout(UpstreamError):
     status = 504
 
 
+class Unmergeable(LorafleetError):
+    """A replica's answer to a part of a batch does not fit the others. Not held against the replica: what a client
+    asked for may be the reason."""
+
+    status = 502
+    kind = "UpstreamError"
+
+
 # -- the operator's fault ----------------------------------------------------------------------------------------------
 
 

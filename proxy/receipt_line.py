@@ -59,7 +59,8 @@ class Receipt(msgspec.Struct):
     `prompt_tokens` and `output_tokens` are the replica's own figures, None where it gave none. `status` is what the
     client saw (None: nothing), `cut` that it saw no proper end, `left` that it did not wait for it. `seed` is equal
     where model, cache salt and the way of writing the prompt (token ids, text, chat) are. `strides` says how prompts
-    are cut: pairs of bytes a block and the byte up to which blocks are that long.
+    are cut: pairs of bytes a block and the byte up to which blocks are that long. `replicas` is empty unless a batch
+    was divided: then it names those of the parts, `replica` and `route` are the first part's, and counts are sums.
     """
 
     id: str | None
@@ -88,6 +89,7 @@ class Receipt(msgspec.Struct):
     seed: str | None = None
     strides: Strides = ()
     prompts: list[PromptLine] = []
+    replicas: list[int] = []
     output: OutputLine | None = None
 
 
@@ -139,6 +141,7 @@ class Lines:
             seed=f"{self._keyed(chains[0].seed):016x}" if chains else None,
             strides=STRIDES if chains else (),
             prompts=[self._prompt(chain) for chain in chains],
+            replicas=list(outcome.replicas),
             output=self._output(chains[0], usage) if len(chains) == 1 and outcome.n == 1 and usage else None,
         )
         return _encode(receipt) + b"\n"

@@ -57,6 +57,7 @@ def test_every_field_of_a_completion() -> None:
         "first_byte_secs": 0.25,
         "total_secs": 0.5,
         "strides": [list(stride) for stride in STRIDES],
+        "replicas": [],
     }
 
 

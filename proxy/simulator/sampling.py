@@ -11,6 +11,7 @@ from proxy.simulator.slots import LoraRef
 from proxy.simulator.tokenizer import encode
 
 MAX_PROMPTS = 1024
+MAX_N = 16384
 _INT64 = 1 << 63
 
 
@@ -58,6 +59,11 @@ def read_sampling(
     top_p = typed(body, "top_p", float, 1.0)
     if n < 1:
         raise bad_request(f"n must be at least 1, got {n}.")
+    if n > MAX_N:
+        raise bad_request(
+            f"n must be at most {MAX_N}, got {n}. To increase this limit, set the VLLM_MAX_N_SEQUENCES environment"
+            " variable."
+        )
     if temperature < 0:
         raise bad_request(f"temperature must be non-negative, got {temperature}.", "temperature", temperature)
     if not 0 < top_p <= 1:

@@ -156,20 +156,23 @@ class Exchange:
 
         Raises NotFound, Unavailable, or the failure of the last attempt when patience ends.
         """
-        forwarder, fleet = self._forwarder, self._forwarder.fleet
+        fleet = self._forwarder.fleet
         waited = False
         while True:
             if self._routed and fleet.paused():
                 self._check_name()
                 await self._wait(None, waited)
             elif fleet.routable(self._tried):
-                served = fleet.resolve(self._model)
-                self._held = held = forwarder.take(self._request, served, self._tried, routed=self._routed)
+                self._held = held = self._take()
                 return held
             else:
                 self._check_name()
                 await self._wait_ready(waited)
             waited = True
+
+    def _take(self) -> Held:
+        served = self._forwarder.fleet.resolve(self._model)
+        return self._forwarder.take(self._request, served, self._tried, routed=self._routed)
 
     def _check_name(self) -> None:
         """A name that means nothing is not worth the wait, if that can be known."""

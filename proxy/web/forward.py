@@ -12,6 +12,7 @@ from proxy.lease import Served
 from proxy.routing.request import RouteRequest, parse
 from proxy.upstream.transport import Transport
 from proxy.web.asgi import Receive, Scope, Send
+from proxy.web.batch_exchange import BatchExchange
 from proxy.web.body import read_body
 from proxy.web.exchange import Exchange
 from proxy.web.gate import Gate
@@ -59,7 +60,9 @@ class Forwarder:
         """A request that generates: routed by its prompt, held back while the fleet is paused."""
         body = await read_body(scope, receive, send, self.settings.max_body_bytes, self.observer.client_left)
         if body is not None:
-            await Exchange(self, scope, send, body, parse(scope["path"], body), routed=True).run(receive)
+            request = parse(scope["path"], body)
+            life = Exchange if len(request.prompts) < 2 else BatchExchange
+            await life(self, scope, send, body, request, routed=True).run(receive)
 
     async def to_any(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A request that any ready replica can answer; a model's name in it is resolved as in a completion."""

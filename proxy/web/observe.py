@@ -15,7 +15,8 @@ class Outcome:
 
     `status` is what the client saw, None if it saw none. `cut` means that it saw no proper end. `replica` and
     `decision` belong to the last attempt, `response_id` is the `id` in the answer's body. `first_byte_secs` is None
-    when no replica answered. `n`, `max_tokens` and `stream` are what the client asked for.
+    when no replica answered. `n`, `max_tokens` and `stream` are what the client asked for. `replicas` are those of the
+    parts, if a batch was divided: `replica` is the first of them then, the counts in `decision` and `usage` are sums.
     """
 
     path: str
@@ -36,6 +37,7 @@ class Outcome:
     n: int = 1
     max_tokens: int | None = None
     stream: bool = False
+    replicas: tuple[int, ...] = ()
 
 
 class Observer(Protocol):

@@ -1,0 +1,301 @@
+"""A completion with several prompts: divided among the replicas that hold their beginnings, and answered as by one.
+
+The division is part of the one step in which a request gets its meaning: the name is resolved once, for all parts, and
+a lease is taken for each. Then every part runs in a task of its own (`proxy.web.batch_part`), and this request's task
+waits for the first failure or for all. It ends no earlier than they do: whatever happens, the parts are cancelled,
+awaited, and their leases given back. The first failure is the answer to the whole. After the head of a stream, a part
+that breaks off in the middle cuts the stream; any other failure is its last event, as in vLLM.
+
+A batch that is not divided (see `proxy.web.batch`; or one replica is best for all its prompts) goes as it came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from proxy.errors import LorafleetError, Unavailable, Unmergeable
+from proxy.lease import Usage
+from proxy.upstream.transport import Headers
+from proxy.web.asgi import Message, Scope, Send
+from proxy.web.batch import Batch, read
+from proxy.web.batch_merge import merge
+from proxy.web.batch_part import Failed, Part, Refused, Share, Weave, without_cached
+from proxy.web.batch_stream import DONE, usage_event
+from proxy.web.exchange import Exchange
+from proxy.web.judge import Cut, Held
+from proxy.web.observe import Outcome
+from proxy.web.relay import Relay
+from proxy.web.usage import Learned
+
+if TYPE_CHECKING:
+    from proxy.routing.request import RouteRequest
+    from proxy.routing.router import Decision
+    from proxy.web.forward import Forwarder
+
+
+class WholeRelay(Relay):
+    """Relays the answer to a batch that was not divided."""
+
+    __slots__ = ("_prompts",)
+
+    def __init__(self, send: Send, prompts: int) -> None:
+        super().__init__(send)
+        self._prompts = prompts
+
+    async def run(self, *args: Any, **more: Any) -> None:
+        await super().run(*args, **more)
+        self.learned = without_cached(self.learned, self._prompts)
+
+
+class BatchExchange(Exchange):
+    """The life of one request with a list of prompts; `run` once."""
+
+    __slots__ = ("_batch", "_parts", "_shares")
+
+    def __init__(
+        self, forwarder: Forwarder, scope: Scope, send: Send, body: bytes, request: RouteRequest, *, routed: bool
+    ) -> None:
+        super().__init__(forwarder, scope, send, body, request, routed=routed)
+        self._relay = WholeRelay(send, len(request.prompts))
+        self._batch: Batch | None = None
+        self._shares: list[Share] = []
+        self._parts: list[Part] = []
+
+    # -- dividing ------------------------------------------------------------------------------------------------------
+
+    def _take(self) -> Held:
+        forwarder, request = self._forwarder, self._request
+        fleet = forwarder.fleet
+        served = fleet.resolve(self._model)
+        candidates = fleet.routable(self._tried)
+        upstream = served.upstream if served is not None else ""
+        alike = len(candidates) > 1 and len({prompt.kind for prompt in request.prompts}) == 1
+        division = fleet.router.split(request, upstream, candidates, fleet.clock()) if alike else []
+        batch = read(self._body) if len(division) > 1 else None
+        if batch is None or len(batch.prompts) != len(request.prompts):
+            self._shares = []
+            return forwarder.take(request, served, self._tried, routed=True)
+        self._batch = batch
+        shares: list[Share] = []
+        try:
+            for replica, positions in sorted(division, key=lambda part: part[1][0]):
+                prompts = tuple([request.prompts[position] for position in positions])
+                part = replace(request, prompts=prompts)
+                others = self._tried.union(candidates) - {replica}
+                body = batch.body(positions)
+                lease = forwarder.take(part, served, others, routed=True)
+                shares.append(Share(tuple(positions), body, part, lease))
+        except BaseException:
+            _give_back(shares)
+            raise
+        self._shares = shares
+        return shares[0].lease
+
+    # -- asking --------------------------------------------------------------------------------------------------------
+
+    async def _attempt(self, held: Held) -> None:
+        shares = self._shares
+        if not shares:
+            await super()._attempt(held)
+            return
+        self._phase = "asked"
+        self._parts = []
+        weave = Weave(self._send, len(shares), self._head)
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            for number, share in enumerate(shares):
+                tasks.append(asyncio.create_task(self._serve(number, share, weave)))
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            failure = _first_failure(tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            try:
+                await asyncio.gather(*tasks, return_exceptions=True)
+            finally:
+                _give_back(shares)
+                self._relay.sent = weave.sent
+        self._parts.sort(key=lambda part: part.share.positions)
+        if failure is not None:
+            await self._fail(failure, weave)
+        elif any(part.relay.events is not None for part in self._parts):
+            await self._end_stream(weave)
+        else:
+            await self._answer()
+
+    async def _serve(self, number: int, share: Share, weave: Weave) -> None:
+        assert self._batch is not None
+        part = Part(self._forwarder, self._scope, number, share, self._batch.n, weave, self._tried)
+        self._parts.append(part)
+        await part.serve()
+
+    # -- answering -----------------------------------------------------------------------------------------------------
+
+    async def _answer(self) -> None:
+        answers = [part.relay.answer for part in self._parts]
+        body = merge([answer for answer in answers if answer is not None])
+        learned = [part.relay.learned for part in self._parts]
+        self._relay.learned = Learned(_total([each.usage for each in learned]), learned[0].response_id)
+        head = self._head()
+        head["headers"].append((b"content-length", b"%d" % len(body)))
+        await self._send(head)
+        await self._last(body)
+
+    async def _end_stream(self, weave: Weave) -> None:
+        events = [part.relay.events for part in self._parts]
+        streams = [each for each in events if each is not None]
+        if len(streams) < len(events):
+            await self._fail(Unmergeable("some parts of the batch were answered as streams, others not"), weave)
+            return
+        self._learn_from_streams(weave)
+        if not weave.began:
+            await self._send(self._head())
+        await self._last(usage_event(streams) + DONE)
+
+    async def _fail(self, failure: BaseException, weave: Weave) -> None:
+        """The client hears of the failure. Raises it, or Cut, if `Exchange.run` is to tell."""
+        if weave.began and not weave.headed:
+            raise Cut(str(failure))
+        if weave.began:
+            self._learn_from_streams(weave)
+        if isinstance(failure, Failed):
+            if not weave.began:
+                await self._send(self._head())
+            await self._last(b"%b\n\n%b" % (failure.event, DONE))
+        elif isinstance(failure, Refused):
+            if weave.began:
+                await self._last(_event(_error_in(failure)) + DONE)
+                return
+            self._relay.status = failure.status
+            length = (b"content-length", b"%d" % len(failure.body))
+            await self._send(
+                {"type": "http.response.start", "status": failure.status, "headers": [*failure.headers, length]}
+            )
+            await self._last(failure.body)
+        elif isinstance(failure, LorafleetError) and weave.began:
+            await self._last(_event(failure.json()) + DONE)
+        else:
+            raise failure
+
+    def _head(self) -> Message:
+        """The head of a good answer; with it, there is no way back."""
+        self._answered = min([part.answered for part in self._parts if part.answered is not None], default=None)
+        self._phase = "streaming"
+        self._relay.status = 200
+        parts = sorted(self._parts, key=lambda part: part.share.positions)
+        known = next((part.relay.headers for part in parts if part.relay.headers), ())
+        return {"type": "http.response.start", "status": 200, "headers": [*known, *self._stamps(parts)]}
+
+    async def _last(self, body: bytes) -> None:
+        self._relay.complete = True
+        self._relay.sent += len(body)
+        await self._send({"type": "http.response.body", "body": body})
+
+    def _stamps(self, parts: Sequence[Part]) -> Headers:
+        """Who answered and why, one after the other; the tokens that should be cached, together."""
+        stamps = [self._forwarder.stamps(part.held) for part in parts]
+        joined: list[tuple[bytes, bytes]] = []
+        for name, value in stamps[0]:
+            values = [dict(each).get(name, b"") for each in stamps]
+            if name in (b"x-lorafleet-replica", b"x-lorafleet-route"):
+                value = b",".join(values)
+            elif name == b"x-lorafleet-predicted-cached-tokens":
+                value = b"%d" % sum(map(int, values))
+            joined.append((name, value))
+        return joined
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _learn_from_streams(self, weave: Weave) -> None:
+        usages = [part.relay.learned.usage for part in self._parts]
+        self._relay.learned = Learned(_total(usages), weave.common.response_id)
+
+    def _outcome(self, cut: bool) -> Outcome:
+        outcome = super()._outcome(cut)
+        parts = sorted(self._parts, key=lambda part: part.share.positions)
+        if not self._shares or not parts:
+            return outcome
+        answered = min([part.answered for part in parts if part.answered is not None], default=None)
+        return replace(
+            outcome,
+            replica=parts[0].held.replica.index,
+            replicas=tuple([part.held.replica.index for part in parts]),
+            decision=_decision(parts),
+            attempts=outcome.attempts + sum([max(0, part.attempts - 1) for part in parts]),
+            waited_secs=outcome.waited_secs + max([part.waited_secs for part in parts]),
+            first_byte_secs=answered - self._began if answered is not None else None,
+        )
+
+
+def _give_back(shares: Sequence[Share]) -> None:
+    for share in shares:
+        share.lease.release(ok=False)
+
+
+def _first_failure(tasks: Sequence[asyncio.Task[None]]) -> BaseException | None:
+    for task in tasks:
+        if task.done():
+            failure = Unavailable("the proxy is shutting down") if task.cancelled() else task.exception()
+            if failure is not None:
+                return failure
+    return None
+
+
+def _event(data: bytes) -> bytes:
+    return b"data: %b\n\n" % data
+
+
+def _error_in(refused: Refused) -> bytes:
+    """The error that a replica answered with, on one line."""
+    try:
+        said = msgspec.json.decode(refused.body)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        said = None
+    if isinstance(said, dict) and "error" in said:
+        return msgspec.json.encode(said)
+    return Unmergeable(f"a replica answered a part of the batch with status {refused.status}").json()
+
+
+def _total(usages: Sequence[Usage | None]) -> Usage | None:
+    """Sums of what all parts told."""
+    told = [each for each in usages if each is not None]
+    if not told or len(told) < len(usages):
+        return None
+    return Usage(
+        prompt_tokens=_sum([each.prompt_tokens for each in told]),
+        cached_tokens=_sum([each.cached_tokens for each in told]),
+        output_tokens=_sum([each.output_tokens for each in told]),
+    )
+
+
+def _sum(counts: Sequence[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+def _decision(parts: Sequence[Part]) -> Decision | None:
+    """The first part's, with the prompts and the counts of all, in the order of the body."""
+    decisions = [part.held.decision for part in parts]
+    if not all(decisions):
+        return None
+    known = [each for each in decisions if each is not None]
+    placed = sorted(
+        [
+            (position, chain)
+            for part, decision in zip(parts, known, strict=True)
+            for position, chain in zip(part.share.positions, decision.chains, strict=False)
+        ],
+        key=lambda pair: pair[0],
+    )
+    return replace(
+        known[0],
+        cached_tokens=sum([each.cached_tokens for each in known]),
+        prompt_tokens=sum([each.prompt_tokens for each in known]),
+        sequences=sum([each.sequences for each in known]),
+        chains=tuple([chain for _, chain in placed]),
+    )
