@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     from proxy.fleet import Fleet, Replica
     from proxy.routing.router import Decision
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
+class Served(msgspec.Struct, frozen=True):
     """What a client's model name means at the moment of routing.
 
     `name` is what the answer's `model` says (for `<name>-latest`: the version it meant), `upstream` what the replica is
@@ -25,8 +25,7 @@ class Served:
     adapter: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """What a finished response said of itself; None where it did not."""
 
     prompt_tokens: int | None = None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from proxy import receipts as module
 from proxy.receipt_file import ReceiptFile

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import structs
 
 from proxy.errors import LorafleetError, Unavailable, Unmergeable
 from proxy.lease import Usage
@@ -221,7 +222,7 @@ class BatchExchange(Exchange):
         if not self._shares or not parts:
             return outcome
         answered = min([part.answered for part in parts if part.answered is not None], default=None)
-        return replace(
+        return structs.replace(
             outcome,
             replica=parts[0].held.replica.index,
             replicas=tuple([part.held.replica.index for part in parts]),

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec import structs
 
 from proxy.errors import Phase, Unavailable, Unmergeable, UpstreamError
 from proxy.lease import Served
@@ -273,7 +275,7 @@ def without_cached(learned: usage.Learned, prompts: int) -> usage.Learned:
     """vLLM says of one prompt only how much of it was in its cache, which is no figure for several."""
     if learned.usage is None or prompts == 1:
         return learned
-    return learned._replace(usage=replace(learned.usage, cached_tokens=None))
+    return learned._replace(usage=structs.replace(learned.usage, cached_tokens=None))
 
 
 async def _nowhere(message: Message) -> None:

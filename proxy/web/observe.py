@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from proxy.lease import Served, Usage
 from proxy.routing.router import Decision
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """A request that is over. Seconds count from the moment that its body had been read.
 
     `status` is what the client saw, None if it saw none. `cut` means that it saw no proper end. `replica` and
