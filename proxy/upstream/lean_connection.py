@@ -172,6 +172,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._home.lost(self)
+        del self._parser  # it holds this connection's methods: a cycle that only the collector could free
         exchange = self._exchange
         if exchange is None:
             return

@@ -82,6 +82,8 @@ class ClientConnection(asyncio.Protocol):
         self._state.connections.discard(cast(Any, self))
         if self._reaper is not None:
             self._reaper.cancel()
+            self._reaper = None
+        del self._parser  # it holds this connection's methods: a cycle that only the collector could free
         self._queue.clear()
         current, self._current = self._current, None
         if current is not None:
@@ -230,7 +232,7 @@ class ClientConnection(asyncio.Protocol):
     def _begin(self, request: ClientRequest) -> None:
         self._current = request
         tasks = self._state.tasks
-        request.task = task = self.loop.create_task(request.run())
+        task = self.loop.create_task(request.run())
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 

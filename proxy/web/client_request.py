@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from proxy.upstream.headers import block
-from proxy.web.asgi import ASGIApp, Message, Scope
+from proxy.web.asgi import REQUEST, ASGIApp, Message, Scope
 
 if TYPE_CHECKING:
     from proxy.web.client_connection import ClientConnection
@@ -53,7 +53,6 @@ class ClientRequest:
         "gone",
         "keep_alive",
         "scope",
-        "task",
     )
 
     def __init__(
@@ -65,7 +64,6 @@ class ClientRequest:
         self.keep_alive = keep_alive
         self.complete = False
         self.gone = False
-        self.task: asyncio.Task[None] | None = None
         self._expect = expect  # the client waits for `100 Continue` before it sends the body
         self._body: list[bytes] = []
         self._body_size = 0
@@ -132,6 +130,7 @@ class ClientRequest:
                 await self._give_up()
         finally:
             self._left = None
+            self.scope.pop(REQUEST, None)  # a cycle, of every request, that only the collector could free
 
     async def _give_up(self) -> None:
         if self.complete or self.gone:

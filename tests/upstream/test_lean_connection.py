@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 from dataclasses import dataclass, field
 
@@ -327,3 +328,18 @@ def test_shut() -> None:
     bench.connection.shut()
     assert error_of(exchange).message == "transport closed"
     assert bench.wire.closed
+
+
+def test_a_lost_connection_is_not_left_to_the_garbage_collector() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        bench = Bench()
+        exchange = bench.send()
+        bench.hear(OK)
+        assert exchange.whole() == b"ok"
+        bench.connection.connection_lost(None)
+        del bench, exchange
+        assert not [kept for kept in gc.get_objects() if isinstance(kept, Connection)]
+    finally:
+        gc.enable()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from uvicorn.server import ServerState
 
 from proxy.web import client_connection
 from proxy.web.client_connection import HEAD_LIMIT, PIPELINED, READ_AHEAD, ClientConnection
+from proxy.web.client_request import ClientRequest
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -329,6 +331,37 @@ async def test_a_client_with_its_answer_did_not_leave() -> None:
     async with serving(app) as here:
         await here.say(CLOSING % b"/")
     assert not told
+
+
+async def test_nothing_is_left_to_the_garbage_collector() -> None:
+    """It runs rarely while requests wait: a cycle that each of them leaves would pile up until then."""
+    arrived = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/stay":
+            arrived.set()
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        else:
+            await echo(scope, receive, send)
+
+    def left() -> list[Any]:
+        return [kept for kept in gc.get_objects() if isinstance(kept, (ClientConnection, ClientRequest))]
+
+    gc.collect()
+    gc.disable()
+    try:
+        async with serving(app) as here:
+            await here.say(GET % b"/1" + GET % b"/2" + CLOSING % b"/3")
+            _, writer = await here.connect()
+            writer.write(GET % b"/stay")
+            await arrived.wait()
+            writer.close()
+            async with asyncio.timeout(10):
+                while left():
+                    await asyncio.sleep(0.01)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(
