@@ -3,11 +3,12 @@
     python -m benchmarks.soak [--minutes 10] [--replicas 4] [--json out/soak.json]
 
 `lorafleet serve` as a process in front of simulated replicas, each a process that demands a token. Groups of eight
-rollouts ask for the newest version by its name, for the one before it, and for `latest`; half of them stream, one in
-twenty leaves in the middle. `AdapterPublisher` publishes and unloads all the while. In turn, each replica is killed and
-started again at its address, holding nothing. Every answer is checked, token by token, against the weights that its
-name and digest stand for. A stream that had begun on a killed replica cannot be continued: it is broken off, counted as
-cut, and asked for again; any other completion without a whole answer is a failure.
+rollouts (some as one request with n of 8, or with eight prompts) ask for the newest version by its name, for the one
+before it, and for `latest`; half of them stream, one in twenty leaves in the middle. `AdapterPublisher` publishes and
+unloads all the while. In turn, each replica is killed and started again at its address, holding nothing. An answer is
+checked, token by token, against the weights that its name and digest stand for. A stream that had begun on a killed
+replica cannot be continued: it is broken off, counted as cut, and asked for again; any other completion without a whole
+answer is a failure.
 
 Exit status 1 if a completion failed, an answer was wrong, a publish failed, or anything was still in flight at rest.
 """

@@ -69,6 +69,7 @@ def report_of(tally: Tally, course: Course, minutes: float, log: list[str]) -> d
     return {
         "completions answered": tally.answered,
         "of them streamed": tally.streamed,
+        "of them batches": tally.batches,
         "of them under latest": tally.names["latest"],
         "tokens in them": tally.tokens,
         "failed completions": dict(tally.failed),
@@ -129,7 +130,10 @@ def rows_of(report: dict[str, Any]) -> list[tuple[str, str]]:
 
     return [
         ("completions answered", f"{report['completions answered']:,}"),
-        ("of them streamed / under latest", f"{report['of them streamed']:,} / {report['of them under latest']:,}"),
+        (
+            "of them streamed / batches of 8 / under latest",
+            counts("of them streamed", "of them batches", "of them under latest"),
+        ),
         ("failed completions", listed(report["failed completions"])),
         ("wrong answers", listed(report["wrong answers"])),
         ("clients that left in the middle", f"{report['clients that left']:,}"),

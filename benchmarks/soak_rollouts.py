@@ -1,4 +1,7 @@
-"""The soak's clients: groups of eight rollouts, streamed and not, some of which leave; every answer is checked."""
+"""The soak's clients: groups of eight rollouts, streamed and not, some of which leave; every answer is checked.
+
+Most groups are eight requests with one prompt; some are one request with `n` of 8, or one with eight prompts.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,7 @@ class Tally:
 
     answered: int = 0
     streamed: int = 0
+    batches: int = 0
     left: int = 0
     cut: int = 0
     wrong: list[str] = field(default_factory=list)
@@ -44,27 +48,51 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One rollout. `leave`: the part of the answer after which its client goes away, None to stay."""
+    """One request: `n` answers to each prompt. `leave`: the part of the answer after which its client goes away, None
+    to stay."""
 
     model: str
-    prompt: list[int]
+    prompts: list[list[int]]
+    n: int
     seed: int
     tokens: int
     stream: bool
     leave: float | None
     floor: int
 
+    @property
+    def choices(self) -> int:
+        """How many answers it gets."""
+        return len(self.prompts) * self.n
+
+    def body(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "prompt": self.prompts[0] if len(self.prompts) == 1 else self.prompts,
+            "n": self.n,
+            "max_tokens": self.tokens,
+            "seed": self.seed,
+            "temperature": 1.0,
+            "stream": self.stream,
+            "return_token_ids": True,
+        }
+
+    def expected(self, weights: str, choice: int) -> list[int]:
+        """The tokens of one of its answers under these weights."""
+        prompt, sample = divmod(choice, self.n)
+        return expected_tokens(weights, self.prompts[prompt], self.tokens, self.seed + sample)
+
 
 @dataclass(slots=True)
 class Heard:
-    """What came of an answer until now."""
+    """What came of an answer until now: tokens by choice, and the choices that are finished."""
 
     status: int = 0
-    replica: int | None = None
+    replicas: tuple[int, ...] = ()
     digest: str | None = None
     model: str | None = None
-    tokens: list[int] = field(default_factory=list)
-    finished: bool = False
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    finished: set[int] = field(default_factory=set)
     times: list[float] = field(default_factory=list)
 
 
@@ -105,19 +133,25 @@ class Rollouts:
     def _group(self) -> list[Ask]:
         draw, versions = self._random, self._versions
         model = draw.choices([versions.ask(), LATEST, versions.ask(back=1)], [45, 45, 10])[0]
-        own = [draw.randrange(3, 30_000) for _ in range(draw.randrange(*PROMPT_TOKENS) - SHARED_TOKENS)]
+        prompts, n, requests = draw.choices([(1, 1, GROUP), (1, GROUP, 1), (GROUP, 1, 1)], [80, 10, 10])[0]
+        same = [self._prompt() for _ in range(prompts)]
         return [
             Ask(
                 model,
-                self._shared + own,
+                same,
+                n,
                 seed,
                 draw.randrange(*OUTPUT_TOKENS),
                 draw.random() < 0.5,
                 draw.uniform(0.05, 0.8) if draw.random() < self._leaving else None,
                 versions.committed,
             )
-            for seed in range(GROUP)
+            for seed in range(requests)
         ]
+
+    def _prompt(self) -> list[int]:
+        draw = self._random
+        return self._shared + [draw.randrange(3, 30_000) for _ in range(draw.randrange(*PROMPT_TOKENS) - SHARED_TOKENS)]
 
     async def _rollout(self, ask: Ask) -> None:
         """Ask until there is a whole answer: only a stream that a kill has cut is asked for again."""
@@ -132,7 +166,7 @@ class Rollouts:
                 return
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 if not self._was_cut(heard):
-                    tally.failed[f"{type(error).__name__} (status {heard.status}, {len(heard.tokens)} tokens)"] += 1
+                    tally.failed[f"{type(error).__name__} (status {heard.status}, {len(heard.tokens)} begun)"] += 1
                     return
                 tally.cut += 1
                 tally.gap_of_cut = max(tally.gap_of_cut, longest_gap([*heard.times, time.perf_counter()]))
@@ -144,35 +178,24 @@ class Rollouts:
 
     def _was_cut(self, heard: Heard) -> bool:
         """Whether bytes of the answer had come from a replica that was killed just now."""
-        killed = self._kills.get(heard.replica) if heard.replica is not None else None
-        return heard.status == 200 and killed is not None and time.monotonic() - killed < CUT_SECS
+        killed = [self._kills[replica] for replica in heard.replicas if replica in self._kills]
+        return heard.status == 200 and bool(killed) and time.monotonic() - max(killed) < CUT_SECS
 
     async def _ask(self, ask: Ask, heard: Heard) -> None:
-        assert self._http is not None
-        body = {
-            "model": ask.model,
-            "prompt": ask.prompt,
-            "max_tokens": ask.tokens,
-            "seed": ask.seed,
-            "temperature": 1.0,
-            "stream": ask.stream,
-            "return_token_ids": True,
-        }
         if ask.leave is not None and not ask.stream:
             try:
                 async with asyncio.timeout(ask.leave):
-                    await self._exchange(body, ask, heard)
+                    await self._exchange(ask, heard)
             except TimeoutError:
                 raise Left from None
         else:
-            await self._exchange(body, ask, heard)
+            await self._exchange(ask, heard)
 
-    async def _exchange(self, body: dict[str, Any], ask: Ask, heard: Heard) -> None:
+    async def _exchange(self, ask: Ask, heard: Heard) -> None:
         assert self._http is not None
-        async with self._http.post(f"{self._url}/v1/completions", json=body) as response:
+        async with self._http.post(f"{self._url}/v1/completions", json=ask.body()) as response:
             heard.status = response.status
-            replica = response.headers.get("x-lorafleet-replica")
-            heard.replica = int(replica) if replica is not None else None
+            heard.replicas = tuple(map(int, filter(None, response.headers.get("x-lorafleet-replica", "").split(","))))
             heard.digest = response.headers.get("x-lorafleet-digest")
             self._look_for_secrets(repr(response.raw_headers).encode())
             if response.status != 200:
@@ -186,8 +209,8 @@ class Rollouts:
                 self._look_for_secrets(raw)
                 answer = json.loads(raw)
                 heard.model = answer["model"]
-                heard.tokens = answer["choices"][0]["token_ids"]
-                heard.finished = answer["choices"][0]["finish_reason"] is not None
+                for choice in answer["choices"]:
+                    self._take(choice, heard)
 
     async def _events(self, response: aiohttp.ClientResponse, ask: Ask, heard: Heard) -> None:
         done = False
@@ -199,16 +222,21 @@ class Rollouts:
                 done = True
                 continue
             event = json.loads(line[6:])
-            choice = event["choices"][0]
             heard.times.append(time.perf_counter())
             heard.model = event["model"]
-            heard.tokens += choice["token_ids"]
-            heard.finished = heard.finished or choice["finish_reason"] is not None
-            if ask.leave is not None and len(heard.tokens) >= ask.leave * ask.tokens:
+            for choice in event["choices"]:
+                self._take(choice, heard)
+            come = sum(map(len, heard.tokens.values()))
+            if ask.leave is not None and come >= ask.leave * ask.tokens * ask.choices:
                 response.close()
                 raise Left
         if not done:
             raise ValueError("a stream without its end")
+
+    def _take(self, choice: dict[str, Any], heard: Heard) -> None:
+        heard.tokens.setdefault(choice["index"], []).extend(choice["token_ids"])
+        if choice["finish_reason"] is not None:
+            heard.finished.add(choice["index"])
 
     def _look_for_secrets(self, raw: bytes) -> None:
         for secret in self._secrets:
@@ -217,17 +245,19 @@ class Rollouts:
 
     def _answered(self, ask: Ask, heard: Heard, secs: float, began: float) -> None:
         tally = self.tally
-        if not heard.finished:
+        if heard.finished != set(range(ask.choices)):
             tally.failed["an answer without its end"] += 1
             return
         tally.answered += 1
-        tally.tokens += len(heard.tokens)
+        tally.tokens += sum(map(len, heard.tokens.values()))
+        tally.batches += len(ask.prompts) > 1
         tally.names["latest" if ask.model == LATEST else "version"] += 1
         self._check(ask, heard)
         if ask.stream:
             tally.streamed += 1
             tally.first.append(heard.times[0] - began)
-            tally.gaps.append(longest_gap(heard.times))
+            if ask.choices == 1:  # others are several streams in one
+                tally.gaps.append(longest_gap(heard.times))
         else:
             tally.whole.append(secs)
 
@@ -242,8 +272,9 @@ class Rollouts:
             return
         weights, digest = versions.remember(version)
         versions.seen(version)
-        expected = expected_tokens(weights, ask.prompt, ask.tokens, ask.seed)
-        if heard.tokens != (expected if heard.finished else expected[: len(heard.tokens)]):
-            wrong.append(f"{ask.model}, answered as {heard.model}: tokens of other weights")
+        for choice, tokens in heard.tokens.items():
+            expected = ask.expected(weights, choice)
+            if tokens != (expected if choice in heard.finished else expected[: len(tokens)]):
+                wrong.append(f"{ask.model}, answered as {heard.model}: tokens of other weights")
         if heard.digest != digest:
             wrong.append(f"{ask.model}, answered as {heard.model}: digest {heard.digest} instead of {digest}")

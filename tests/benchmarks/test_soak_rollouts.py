@@ -27,20 +27,28 @@ def rollouts(versions: Versions) -> Rollouts:
     return Rollouts("http://unused", versions, {}, [b"secret"], seed=1, leaving=0.0)
 
 
-def ask(model: str = "soak-v2", floor: int = 2) -> Ask:
-    return Ask(model, PROMPT, seed=5, tokens=20, stream=True, leave=None, floor=floor)
+def ask(model: str = "soak-v2", floor: int = 2, prompts: int = 1, n: int = 1) -> Ask:
+    return Ask(
+        model, [[*PROMPT, at] for at in range(prompts)], n, seed=5, tokens=20, stream=True, leave=None, floor=floor
+    )
 
 
-def heard(versions: Versions, version: int = 2, count: int = 20, seed: int = 5, says: int | None = None) -> Heard:
+def heard(
+    versions: Versions, version: int = 2, count: int = 20, seed: int = 5, says: int | None = None, of: Ask | None = None
+) -> Heard:
     weights, _ = versions.remember(version)
     says = says or version
+    tokens = {}
+    for choice in range((of or ask()).choices):
+        prompt, sample = divmod(choice, (of or ask()).n)
+        tokens[choice] = expected_tokens(weights, [*PROMPT, prompt], count, seed + sample)
     return Heard(
         status=200,
-        replica=0,
+        replicas=(0, 2),
         digest=versions.remember(says)[1],
         model=f"soak-v{says}",
-        tokens=expected_tokens(weights, PROMPT, count, seed),
-        finished=count == 20,
+        tokens=tokens,
+        finished=set(tokens) if count == 20 else set(),
     )
 
 
@@ -49,15 +57,21 @@ def test_right_answers(rollouts: Rollouts, versions: Versions) -> None:
     rollouts._check(ask(LATEST), heard(versions))
     rollouts._check(ask(), heard(versions, count=7))
     rollouts._check(ask(), Heard(status=200))
+    for many in (ask(prompts=3), ask(n=3), ask(prompts=2, n=2)):
+        rollouts._check(many, heard(versions, of=many))
     assert rollouts.tally.wrong == []
 
 
 def test_wrong_answers(rollouts: Rollouts, versions: Versions) -> None:
     short = heard(versions, count=19)
-    short.finished = True
+    short.finished = {0}
     unlike = heard(versions)
     unlike.digest = versions.remember(1)[1]
+    both = ask(prompts=2)
+    swapped = heard(versions, of=both)
+    swapped.tokens = {0: swapped.tokens[0], 1: swapped.tokens[0]}
     for case in (
+        (both, swapped),
         (ask(), heard(versions, version=1, says=2)),
         (ask(), heard(versions, version=1, count=4, says=2)),
         (ask(), heard(versions, version=1)),
@@ -88,3 +102,16 @@ def test_secrets_are_noticed(rollouts: Rollouts) -> None:
     assert not rollouts.tally.failed
     rollouts._look_for_secrets(b'{"message": "secret"}')
     assert sum(rollouts.tally.failed.values()) == 1
+
+
+def test_an_answer_is_whole_when_each_of_its_choices_is(rollouts: Rollouts, versions: Versions) -> None:
+    both = ask(prompts=2)
+    half = heard(versions, of=both)
+    half.times.append(0.0)
+    half.finished = {0}
+    rollouts._answered(both, half, 1.0, 0.0)
+    assert rollouts.tally.answered == 0
+    assert sum(rollouts.tally.failed.values()) == 1
+    half.finished = {0, 1}
+    rollouts._answered(both, half, 1.0, 0.0)
+    assert (rollouts.tally.answered, rollouts.tally.batches, rollouts.tally.tokens) == (1, 1, 40)
