@@ -1,6 +1,6 @@
 """How long a new version takes from the trainer's rename to every replica, and what the fleet generates meanwhile.
 
-    python -m benchmarks.weight_sync [--publishes 5] [--replicas 2 8 32] [--lags 0 0.5 3] [--json out/weight_sync.json]
+    python -m benchmarks.weight_sync [--publishes 5] [--replicas 2 8 32] [--lags 0 0.5 3] [--json FILE] [--svg FILE]
 
 `lorafleet serve` as a process in front of simulated replicas that decode rollouts. A replica sees a renamed
 directory only when its mount lets it: the first after half of the lag, the last after all of it, in an order that
@@ -21,16 +21,16 @@ import secrets
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import facts, line
+from benchmarks.picture import bars
 from benchmarks.served import Served, serving
+from benchmarks.weight_sync_report import AFTER_SECS, HEADINGS, MODES, Cell, panels
 from proxy.simulator.adapters import read_adapter, write_adapter
 from proxy.simulator.embed import SimFleet, SimReplica
 from proxy.simulator.weights import expected_tokens
@@ -39,15 +39,14 @@ from proxy.upstream.transport import Endpoint
 from trainer_client import FleetClient
 from trainer_client.digest import adapter_digest
 
-MODES = ("none", "lazy", "eager")
 SEED = 5
 NAME = "bench"
 STALENESS = 2
 ROLLOUTS, PROMPT_TOKENS, OUTPUT_TOKENS = 4, 1024, 64
 """Rollouts in flight for each replica, and their sizes."""
 
-QUIET_SECS, AFTER_SECS = 3.0, 1.0
-"""How long the undisturbed rate is taken, and how long after a sync its cost is counted."""
+QUIET_SECS = 3.0
+"""How long the undisturbed rate is taken."""
 
 REPLICA: dict[str, Any] = {
     "prefill_tps": 12_000.0,
@@ -56,71 +55,6 @@ REPLICA: dict[str, Any] = {
     "max_loras": STALENESS + 4,
     "require_token_everywhere": True,
 }
-
-
-@dataclass(slots=True)
-class Cell:
-    """One row: seconds, and tokens of the whole fleet. `lost` is what an undisturbed fleet would have generated more in
-    the time of a sync and AFTER_SECS after it."""
-
-    mode: str
-    replicas: int
-    lag: float
-    quiet: float = 0.0
-    routable: list[float] = field(default_factory=list)
-    sync: list[float] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    lost: list[float] = field(default_factory=list)
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second while it synced."""
-        return sum(self.tokens) / max(1e-9, sum(self.sync))
-
-    def share(self) -> str:
-        """The rate while it synced, of the quiet one; nothing for syncs too short to tell."""
-        return f"{100 * self.rate / self.quiet:.0f} %" if sum(self.sync) >= 1.0 else ""
-
-    def report(self) -> dict[str, Any]:
-        return {
-            "mode": self.mode,
-            "replicas": self.replicas,
-            "lag": self.lag,
-            "routable_secs": self.routable,
-            "sync_secs": self.sync,
-            "tokens": self.tokens,
-            "quiet_tokens_per_sec": self.quiet,
-            "sync_tokens_per_sec": self.rate,
-            "lost_tokens": self.lost,
-        }
-
-    def line(self) -> list[str]:
-        return [
-            f"{self.lag:g} s",
-            str(self.replicas),
-            self.mode,
-            f"{median(self.routable):.3f} s",
-            f"{max(self.routable):.3f} s",
-            f"{median(self.routable) - self.lag:.3f} s",
-            f"{median(self.sync):.3f} s",
-            f"{median(self.tokens):,.0f}",
-            self.share(),
-            f"{max(0.0, median(self.lost)):,.0f}",
-        ]
-
-
-HEADINGS = (
-    "mounts lag",
-    "replicas",
-    "pause",
-    "to routable, median",
-    "longest",
-    "median beyond the lag",
-    "whole sync",
-    "tokens meanwhile",
-    "of the quiet rate",
-    "lost",
-)
 
 
 def lags(longest: float, count: int, draw: random.Random) -> list[float]:
@@ -274,6 +208,7 @@ def main() -> None:
     parser.add_argument("--lags", type=float, nargs="+", default=[0.0, 0.5, 3.0], help="seconds")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--json", type=Path, default=Path("out/weight_sync.json"), help="where the numbers go as well")
+    parser.add_argument("--svg", type=Path, default=Path("out/weight_sync.svg"), help="where the picture goes")
     options = parser.parse_args()
     cells: list[Cell] = []
     for count in options.replicas:
@@ -288,9 +223,11 @@ def main() -> None:
     Console(width=120).print(table)
     machine = facts("lorafleet", "httpx", "uvloop")
     print(line(machine))
-    options.json.parent.mkdir(parents=True, exist_ok=True)
+    for path in (options.json, options.svg):
+        path.parent.mkdir(parents=True, exist_ok=True)
     report = {"machine": machine, "seed": SEED, "rows": [cell.report() for cell in cells]}
     options.json.write_text(json.dumps(report, indent=1) + "\n")
+    options.svg.write_text(bars("Weight sync", line(machine), panels(cells), options.modes))
 
 
 if __name__ == "__main__":
