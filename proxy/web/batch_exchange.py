@@ -25,7 +25,7 @@ from proxy.upstream.transport import Headers
 from proxy.web.asgi import Message, Scope, Send
 from proxy.web.batch import Batch, read
 from proxy.web.batch_merge import merge
-from proxy.web.batch_part import Failed, Part, Refused, Share, Weave, without_cached
+from proxy.web.batch_part import Failed, Part, Refusal, Refused, Share, Weave, without_cached
 from proxy.web.batch_stream import DONE, usage_event
 from proxy.web.exchange import Exchange
 from proxy.web.judge import Cut, Held
@@ -111,8 +111,7 @@ class BatchExchange(Exchange):
         try:
             for number, share in enumerate(shares):
                 tasks.append(asyncio.create_task(self._serve(number, share, weave)))
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-            failure = _first_failure(tasks)
+            failure = await weave.run()
         finally:
             for task in tasks:
                 task.cancel()
@@ -130,10 +129,21 @@ class BatchExchange(Exchange):
             await self._answer()
 
     async def _serve(self, number: int, share: Share, weave: Weave) -> None:
+        """Serve one part. Raises nothing: an exception that a task keeps leads back to the part, which knows its task,
+        and only the collector could free the circle."""
         assert self._batch is not None
-        part = Part(self._forwarder, self._scope, number, share, self._batch.n, weave, self._tried)
-        self._parts.append(part)
-        await part.serve()
+        failure: Exception | None = None
+        try:
+            part = Part(self._forwarder, self._scope, number, share, self._batch.n, weave, self._tried)
+            self._parts.append(part)
+            await part.serve()
+        except (LorafleetError, Cut, Refused, Failed) as exc:
+            failure = exc.with_traceback(None)
+        except Exception as exc:
+            failure = exc
+        except asyncio.CancelledError:
+            failure = Unavailable("the proxy is shutting down")
+        weave.ended(failure)
 
     # -- answering -----------------------------------------------------------------------------------------------------
 
@@ -158,10 +168,8 @@ class BatchExchange(Exchange):
             await self._send(self._head())
         await self._last(usage_event(streams) + DONE)
 
-    async def _fail(self, failure: BaseException, weave: Weave) -> None:
+    async def _fail(self, failure: Exception, weave: Weave) -> None:
         """The client hears of the failure. Raises it, or Cut, if `Exchange.run` is to tell."""
-        if weave.began and not weave.headed:
-            raise Cut(str(failure))
         if weave.began:
             self._learn_from_streams(weave)
         if isinstance(failure, Failed):
@@ -169,15 +177,14 @@ class BatchExchange(Exchange):
                 await self._send(self._head())
             await self._last(b"%b\n\n%b" % (failure.event, DONE))
         elif isinstance(failure, Refused):
+            said = failure.answer
             if weave.began:
-                await self._last(_event(_error_in(failure)) + DONE)
+                await self._last(_event(_error_in(said)) + DONE)
                 return
-            self._relay.status = failure.status
-            length = (b"content-length", b"%d" % len(failure.body))
-            await self._send(
-                {"type": "http.response.start", "status": failure.status, "headers": [*failure.headers, length]}
-            )
-            await self._last(failure.body)
+            self._relay.status = said.status
+            headers = [*said.headers, (b"content-length", b"%d" % len(said.body))]
+            await self._send({"type": "http.response.start", "status": said.status, "headers": headers})
+            await self._last(said.body)
         elif isinstance(failure, LorafleetError) and weave.began:
             await self._last(_event(failure.json()) + DONE)
         else:
@@ -238,20 +245,11 @@ def _give_back(shares: Sequence[Share]) -> None:
         share.lease.release(ok=False)
 
 
-def _first_failure(tasks: Sequence[asyncio.Task[None]]) -> BaseException | None:
-    for task in tasks:
-        if task.done():
-            failure = Unavailable("the proxy is shutting down") if task.cancelled() else task.exception()
-            if failure is not None:
-                return failure
-    return None
-
-
 def _event(data: bytes) -> bytes:
     return b"data: %b\n\n" % data
 
 
-def _error_in(refused: Refused) -> bytes:
+def _error_in(refused: Refusal) -> bytes:
     """The error that a replica answered with, on one line."""
     try:
         said = msgspec.json.decode(refused.body)

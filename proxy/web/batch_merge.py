@@ -27,6 +27,10 @@ _INDEX: Final = re.compile(rb'\s*\{\s*"index":\s?([0-9]{1,18})(?=[,}])')
 """The beginning of a choice as vLLM writes it."""
 
 
+Moved = tuple[bytes, memoryview]
+"""A choice in two pieces: its beginning, with the index in it, and the rest as it came."""
+
+
 class PartAnswer:
     """The answer to one part: `choices` by their place in the whole, and all else at the top."""
 
@@ -50,28 +54,44 @@ def merge(parts: Sequence[PartAnswer]) -> bytes:
     """The answer to the whole; together the parts hold all places."""
     first = min(parts, key=lambda part: part.first)
     last = max(parts, key=lambda part: part.last)
-    choices: dict[int, bytes] = {}
+    choices: dict[int, Moved] = {}
     for part in parts:
         choices |= part.choices
     top = dict(first.top)
-    top["choices"] = msgspec.Raw(b"[%b]" % b",".join([choices[place] for place in sorted(choices)]))
     if "usage" in top:
         top["usage"] = added([part.top.get("usage", _NULL) for part in parts], last.top.get("usage", _NULL))
     if "metrics" in top:
         top["metrics"] = _NULL
-    return _encode(top)
+    pieces: list[bytes | memoryview] = []  # megabytes are copied once
+    for name, value in top.items():
+        pieces.append(b"%b%b:" % (b"," if pieces else b"{", _encode(name)))
+        if name == "choices":
+            pieces += listed([choices[place] for place in sorted(choices)])
+        else:
+            pieces.append(memoryview(value))
+    pieces.append(b"}")
+    return b"".join(pieces)
 
 
-def moved(choice: msgspec.Raw, places: Places) -> tuple[int, bytes]:
+def listed(choices: Sequence[Moved]) -> list[bytes | memoryview]:
+    """The pieces of a JSON list of them."""
+    pieces: list[bytes | memoryview] = []
+    for begin, rest in choices:
+        pieces += (b"," if pieces else b"[", begin, rest)
+    pieces.append(b"]")
+    return pieces
+
+
+def moved(choice: msgspec.Raw, places: Places) -> tuple[int, Moved]:
     """A choice's place in the whole, and the choice with that as its `index`."""
     begin = _INDEX.match(choice)
     if begin is not None:
         place = places.of(int(begin.group(1)))
-        return place, b'{"index":%d%b' % (place, bytes(memoryview(choice)[begin.end() :]))
+        return place, (b'{"index":%d' % place, memoryview(choice)[begin.end() :])
     fields = _decode_raws(choice)
     place = places.of(int(fields["index"]))
     fields["index"] = msgspec.Raw(b"%d" % place)
-    return place, _encode(fields)
+    return place, (b"", memoryview(_encode(fields)))
 
 
 def added(usages: Sequence[msgspec.Raw], details: msgspec.Raw) -> msgspec.Raw:

@@ -45,14 +45,21 @@ class Share:
     lease: Held
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An error that a replica answered, as it goes to the client but for its length."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+
 class Refused(Exception):
     """A replica answered a part with an error. It is the answer to the whole."""
 
-    def __init__(self, status: int, headers: Headers, body: bytes) -> None:
-        super().__init__(status)
-        self.status = status
-        self.headers = headers
-        self.body = body
+    def __init__(self, answer: Refusal) -> None:
+        super().__init__(answer.status)
+        self.answer = answer
 
 
 class Failed(Exception):
@@ -64,43 +71,78 @@ class Failed(Exception):
 
 
 class Weave:
-    """The one stream to the client that the parts write to, in turns, each when the client has taken the one before.
+    """What the parts have to say to the client, and the one who says it: the request's own task, in `run`.
 
-    Nothing is written before every part has been accepted by a replica, or has failed there once: a server refuses a
-    batch before it answers any of it. (Failed ones are not waited for: they may wait themselves, for the end of a pause
-    say.) `start` makes the head; it is called when the first event is there.
+    A part hands over some events and goes on when the client's socket has taken them; nothing else is held. Nothing is
+    written before every part has been accepted by a replica, or has failed there once: a server refuses a batch before
+    it answers any of it. (Failed ones are not waited for: they may wait themselves, for the end of a pause say.)
+    `start` makes the head; it is called when the first event is there.
     """
 
     def __init__(self, send: Send, parts: int, start: Callable[[], Message]) -> None:
         self._send = send
         self._start = start
         self._awaited = set(range(parts))
-        self._all = asyncio.Event()
-        self._turn = asyncio.Lock()
+        self._running = parts
+        self._failure: Exception | None = None
+        self._accepted = asyncio.Event()
+        self._news = asyncio.Event()
+        self._offered: list[tuple[bytes, asyncio.Future[None]]] = []
         self.common = Common()
         self.began = False
-        self.headed = False
         self.sent = 0
+
+    # -- the parts' side -----------------------------------------------------------------------------------------------
 
     def settled(self, part: int) -> None:
         """It was accepted, or is not to be waited for."""
         self._awaited.discard(part)
         if not self._awaited:
-            self._all.set()
+            self._accepted.set()
 
     async def opened(self) -> None:
         """Return when events may be written."""
-        await self._all.wait()
+        await self._accepted.wait()
 
     async def write(self, data: bytes) -> None:
         """Returns when the client has room for more."""
-        async with self._turn:
-            if not self.began:
-                self.began = True
-                await self._send(self._start())
-                self.headed = True
-            self.sent += len(data)
-            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._offered.append((data, taken))
+        self._news.set()
+        await taken
+
+    def ended(self, failure: Exception | None) -> None:
+        """A part is over."""
+        self._running -= 1
+        self._failure = self._failure or failure
+        self._news.set()
+
+    # -- the request's side --------------------------------------------------------------------------------------------
+
+    async def run(self) -> Exception | None:
+        """Write what comes until all parts are over; or until the first failure, which is returned."""
+        try:
+            while self._failure is None and (self._running or self._offered):
+                if self._offered:
+                    await self._pass_on()
+                else:
+                    self._news.clear()
+                    await self._news.wait()
+        finally:
+            self._start = _no_head  # it is the request's own method, and the request has parts that know this
+        return self._failure
+
+    async def _pass_on(self) -> None:
+        offered, self._offered = self._offered, []
+        data = b"".join([data for data, _ in offered])
+        if not self.began:
+            self.began = True
+            await self._send(self._start())
+        self.sent += len(data)
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        for _, taken in offered:
+            if not taken.done():
+                taken.set_result(None)
 
 
 class PartRelay(Relay):
@@ -119,7 +161,7 @@ class PartRelay(Relay):
         self.headers: Headers = ()
         self.answer: PartAnswer | None = None
         self.events: PartEvents | None = None
-        self.refused: Refused | None = None
+        self.refused: Refusal | None = None
 
     async def run(
         self,
@@ -145,7 +187,8 @@ class PartRelay(Relay):
             self._weave.settled(self._number)
         if status != 200:
             said = await self._whole(response, body, back)
-            self.refused = Refused(status, [*(line for line in headers if line[0] != b"content-length"), *stamps], said)
+            lines = [*(line for line in headers if line[0] != b"content-length"), *stamps]
+            self.refused = Refusal(status, lines, said)
             began()
         elif coded:
             raise Unmergeable("a replica's answer to a part of the batch is compressed")
@@ -218,7 +261,7 @@ class Part(Exchange):
         while not await self._try_once():
             self._weave.settled(self._number)
         if self._relay.refused is not None:
-            raise self._relay.refused
+            raise Refused(self._relay.refused)
 
     async def _hold(self) -> Held:
         first, self._first = self._first, None
@@ -276,6 +319,10 @@ def without_cached(learned: usage.Learned, prompts: int) -> usage.Learned:
     if learned.usage is None or prompts == 1:
         return learned
     return learned._replace(usage=structs.replace(learned.usage, cached_tokens=None))
+
+
+def _no_head() -> Message:
+    raise RuntimeError("the stream is over")
 
 
 async def _nowhere(message: Message) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from proxy.errors import Phase, Unmergeable, UpstreamError
 from proxy.web.batch import Places
-from proxy.web.batch_merge import added, moved
+from proxy.web.batch_merge import added, listed, moved
 
 DONE: Final = b"data: [DONE]\n\n"
 LONGEST_EVENT: Final = 256 << 20
@@ -64,17 +64,18 @@ class Cutter:
 
 
 class Common:
-    """What all events of the merged stream share: what the first one said. `first` is the part that it came from."""
+    """What all events of the merged stream share: what the first one said. `first` are the places of the part that it
+    came from (no more of it, so that nothing refers to itself in a circle: see `proxy.malloc`)."""
 
     __slots__ = ("_fields", "first")
 
     def __init__(self) -> None:
         self._fields: dict[str, msgspec.Raw] = {}
-        self.first: PartEvents | None = None
+        self.first: Places | None = None
 
-    def stamp(self, event: dict[str, msgspec.Raw], part: PartEvents) -> None:
+    def stamp(self, event: dict[str, msgspec.Raw], places: Places) -> None:
         if self.first is None:
-            self.first = part
+            self.first = places
         for name in _SHARED:
             if name in event:
                 event[name] = self._fields.setdefault(name, event[name])
@@ -89,18 +90,18 @@ class Common:
 
 
 class PartEvents:
-    """The stream of one part. `usage` is that of the event that ends it, if there is one; `error` an error event, after
-    which nothing counts; `done` that the stream came to its proper end.
+    """The stream of one part. `last_event` is the one without choices, if there is one, and `usage` what it tells;
+    `error` an error event, after which nothing counts; `done` says that the stream came to its proper end.
     """
 
-    __slots__ = ("_common", "_cutter", "_head", "_new_head", "_places", "_usage_event", "done", "error", "usage")
+    __slots__ = ("_common", "_cutter", "_head", "_new_head", "_places", "done", "error", "last_event", "usage")
 
     def __init__(self, places: Places, common: Common) -> None:
         self._places = places
         self._common = common
         self._cutter = Cutter()
         self._head = self._new_head = b""  # of an event, up to its choices: as it came, as it goes
-        self._usage_event: dict[str, msgspec.Raw] = {}
+        self.last_event: dict[str, msgspec.Raw] = {}
         self.usage: msgspec.Raw | None = None
         self.error: bytes | None = None
         self.done = False
@@ -115,6 +116,11 @@ class PartEvents:
             if event:
                 events.append(event)
         return b"".join(events)
+
+    @property
+    def first(self) -> bool:
+        """Whether it was the first of all to say something."""
+        return self._common.first is self._places
 
     def end(self) -> None:
         """The stream is over. Raises UpstreamError if it has not come to its end."""
@@ -144,7 +150,7 @@ class PartEvents:
                 return b""
             if not head.startswith(_DATA) or "error" in fields:
                 return b""
-            self._common.stamp(fields, self)
+            self._common.stamp(fields, self._places)
             self._head = head
             self._new_head = b"data: " + _encode(fields).removesuffix(_NOTHING)
         return self._new_head
@@ -162,12 +168,12 @@ class PartEvents:
                 self.error = event
                 return b""
             choices = _decode_list(fields["choices"])
-            self._common.stamp(fields, self)
+            self._common.stamp(fields, self._places)
             if not choices:
                 self.usage = fields.get("usage")
-                self._usage_event = fields
+                self.last_event = fields
                 return b""
-            fields["choices"] = msgspec.Raw(b"[%b]" % b",".join([moved(choice, self._places)[1] for choice in choices]))
+            fields["choices"] = msgspec.Raw(b"".join(listed([moved(choice, self._places)[1] for choice in choices])))
         except _UNREADABLE:
             raise Unmergeable("a replica's event cannot be read") from None
         return b"data: %b\n\n" % _encode(fields)
@@ -178,8 +184,7 @@ def usage_event(parts: list[PartEvents]) -> bytes:
     usages = [part.usage for part in parts if part.usage is not None]
     if len(usages) != len(parts):
         return b""
-    first = next((part for part in parts if part._common.first is part), parts[0])
-    assert first.usage is not None
-    fields = {name: value for name, value in first._usage_event.items() if name != "metrics"}
-    fields["usage"] = added(usages, first.usage)
+    first = next((part for part in parts if part.first), parts[0])
+    fields = {name: value for name, value in first.last_event.items() if name != "metrics"}
+    fields["usage"] = added(usages, fields["usage"])
     return b"data: %b\n\n" % _encode(fields)
