@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 WIDTH, MARGIN, LEFT = 1120, 24, 56
-PANEL, GAP = 210, 92
+PANEL, GAP = 200, 74
 """Height of a panel's bars, and what is between two panels: its labels and the next one's title."""
 PALETTE = ("#0b5fa5", "#9aa0a6", "#5f6a72", "#e08a00", "#f2c879", "#2a9d6f", "#b5488a", "#7a5c3e")
 FONT = "font-family='system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif'"
@@ -37,7 +37,7 @@ def bars(title: str, note: str, panels: Sequence[Panel], series: Sequence[str]) 
     for panel in panels:
         parts += _panel(panel, colours, y)
         y += PANEL + GAP
-    height = y - GAP + 50
+    height = y - GAP + 40
     head = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {height:.0f}' role='img' {FONT}>"
     ground = f"<rect width='{WIDTH}' height='{height:.0f}' fill='#ffffff'/>"
     return "\n".join([head, f"<title>{escape(title)}</title>", ground, *parts, "</svg>"]) + "\n"

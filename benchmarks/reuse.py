@@ -129,7 +129,10 @@ def main() -> None:
     four = [found for found in reuse if found.row.replicas == 4]
     panels = reuse_report.panels(four, times)
     if panels:
-        note = f"Simulated replicas, real HTTP. {machine.line(about)}"
+        versions = ", ".join(f"{name} {about[name]}" for name in about if "router" in name)
+        note = (
+            f"Simulated replicas, real HTTP; {about['date']}, {about['processor']}, {about['cores']} cores, {versions}"
+        )
         options.svg.write_text(picture.bars("Routers on RL rollouts", note, panels, names))
 
 
