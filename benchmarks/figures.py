@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -27,3 +28,11 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
 def longest_gap(times: Sequence[float]) -> float:
     """The longest time between two neighbours; 0 for fewer than two."""
     return max((b - a for a, b in pairwise(times)), default=0.0)
+
+
+def scale(value: float) -> float:
+    """A round number, not less than `value`, whose quarters are round too: the top of an axis."""
+    if value <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(power * step for step in (1, 2, 4, 6, 8, 10, 20) if power * step >= value)

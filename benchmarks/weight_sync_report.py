@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from benchmarks.figures import scale
 from benchmarks.picture import Panel
 
 MODES = ("none", "lazy", "eager")
@@ -88,7 +89,7 @@ def panels(cells: list[Cell]) -> list[Panel]:
         lost.setdefault(label, {})[cell.mode] = max(0.0, median(cell.lost)) / cell.replicas
 
     def top(groups: dict[str, dict[str, float]]) -> float:
-        return max(value for each in groups.values() for value in each.values()) or 1.0
+        return scale(max(value for each in groups.values() for value in each.values()))
 
     return [
         Panel(

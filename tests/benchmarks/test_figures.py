@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from benchmarks.figures import longest_gap, percentile, slope
+from benchmarks.figures import longest_gap, percentile, scale, slope
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,10 @@ def test_slope() -> None:
 def test_longest_gap() -> None:
     assert longest_gap([1.0, 2.0, 5.0, 6.0]) == 3.0
     assert longest_gap([]) == longest_gap([4.0]) == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "top"), [(0.0, 1.0), (1.0, 1.0), (3.25, 4.0), (264, 400), (0.03, 0.04), (99.9, 100), (600, 600)]
+)
+def test_scale(value: float, top: float) -> None:
+    assert scale(value) == pytest.approx(top)

@@ -36,4 +36,4 @@ def test_the_picture_has_a_group_for_each_lag_and_fleet() -> None:
     times, lost = panels([quick, slow])
     assert times.groups == {"0.5 s, 2": {"lazy": 0.5, "eager": 0.7}}
     assert lost.groups == {"0.5 s, 2": {"lazy": 0.0, "eager": 30.0}}
-    assert (times.top, lost.top) == (0.7, 30.0)
+    assert (times.top, lost.top) == (0.8, 40.0)
