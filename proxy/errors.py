@@ -103,11 +103,13 @@ class Unavailable(LorafleetError):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaAnswer:
-    """What one replica said to a control call. `status` is None when no answer came."""
+    """What one replica said to a control call, or what became of the change there. `status` is None when no answer
+    came. Not `at_fault`: the change did not fail for this replica's sake."""
 
     replica: int
     status: int | None
     message: str
+    at_fault: bool = True
 
     def __str__(self) -> str:
         said = f"{self.status}: " if self.status is not None else ""
@@ -115,7 +117,8 @@ class ReplicaAnswer:
 
 
 class TransactionFailed(LorafleetError):
-    """A change did not happen on the whole fleet. Lists each replica by index, never by URL.
+    """A change did not happen on the whole fleet. Lists each replica that took part by index, never by URL; the message
+    has those at fault.
 
     `undone` is False when a replica could not be put back; it is not routable until the reconciler has done so.
     """
@@ -126,7 +129,7 @@ class TransactionFailed(LorafleetError):
     def __init__(
         self, message: str, answers: Sequence[ReplicaAnswer] = (), *, status: int | None = None, undone: bool = True
     ) -> None:
-        listed = "; ".join(str(answer) for answer in answers)
+        listed = "; ".join(str(answer) for answer in answers if answer.at_fault)
         super().__init__(f"{message} ({listed})" if listed else message)
         self.answers = tuple(answers)
         self.undone = undone

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from proxy.control.answers import Answer, Outcome
+from proxy.control.asking import take_off
 from proxy.control.desired import Adapter
 from proxy.control.plan import Action, Load, PauseIt, Replace, ResetCache, ResumeIt, SleepIt, Unload, WakeIt
 from proxy.control.plane import Plane
@@ -46,7 +47,7 @@ class Actor:
         return gone
 
     async def _take_off(self, replica: Replica, upstream: str) -> bool:
-        verdict = await self._plane.take_off(replica.index, upstream)
+        verdict = await take_off(self._plane, replica.index, upstream)
         if verdict.said is not Said.OK:
             self._plane.fleet.set_error(replica.index, f"still lists {upstream}: {verdict.answer.message}")
         return verdict.said is Said.OK

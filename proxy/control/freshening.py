@@ -49,7 +49,7 @@ class Freshening:
         task = asyncio.get_running_loop().create_task(self.freshen(replicas))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        self._plane.keep(task)
+        self._plane.queue.keep(task)
 
     async def settled(self) -> None:
         """Return when what `soon` began is over, or WAIT_SECS have passed."""

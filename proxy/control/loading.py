@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from proxy.control.answers import Answer, Observed, Outcome, ReplicaCalls
 from proxy.control.plan import same_path
 from proxy.control.transaction import Said
-from proxy.errors import ReplicaAnswer
+from proxy.errors import Conflict, ReplicaAnswer
 
 if TYPE_CHECKING:
     from proxy.upstream.transport import Endpoint
@@ -44,20 +45,26 @@ class Verdict:
 
 @dataclass(slots=True)
 class Loading:
-    """The load of `path` as `upstream` on one replica. `held` are the names it is believed to list: when they are gone
-    after a lost answer, the engine died of the load, however quickly it came back. `ours`: if it lists `upstream`
-    already, then because we loaded these weights earlier."""
+    """The load of `path` as `upstream` on one replica.
+
+    `turn` is entered for each attempt, and only for that: what waits for files holds nobody up. It may raise Conflict:
+    there is no room any more. `holds` gives the names that the replica is believed to list and that nobody takes off
+    it; when some are gone after a lost answer, the engine died of the load, however quickly it came back. `ours`: if it
+    lists `upstream` already, then because we loaded these weights earlier. `asking` is true while an answer is due.
+    """
 
     calls: ReplicaCalls
     replica: int
     endpoint: Endpoint
     upstream: str
     path: str
-    held: frozenset[str]
+    holds: Callable[[], Collection[str]]
+    turn: Callable[[], AbstractAsyncContextManager[None]]
     deadline: float
     deadline_secs: float
     abandoned: Callable[[], bool]
     ours: bool = False
+    asking: bool = False
 
     async def run(self) -> Verdict:
         """Never raises for what the replica does."""
@@ -69,25 +76,39 @@ class Loading:
         began, said = clock(), False
         delay, lost = FIRST_RETRY_SECS, 0
         while True:
-            left = self.deadline - clock()
-            answer = await self.calls.load(self.endpoint, self.upstream, self.path, max(left, 0.1))
-            if answer.outcome is Outcome.NO_ANSWER:
-                lost += 1
-                verdict = await self._truth(answer, lost)
-            else:
-                verdict = await self._judge(answer, lost)
+            try:
+                async with self.turn():
+                    if self.abandoned():
+                        return self._given_up(None), lost
+                    answer, verdict = await self._attempt(lost)
+            except Conflict as error:
+                return Verdict(Said.REFUSED, ReplicaAnswer(self.replica, None, f"not asked: {error.message}")), lost
+            lost += answer.outcome is Outcome.NO_ANSWER
             if verdict is not None:
                 return verdict, lost
             if not said and clock() - began > SAY_AFTER_SECS:
                 said = True
                 logger.warning("waiting for replica %d to see %s: %s", self.replica, self.path, answer.message)
             if self.abandoned():
-                return self._said(Said.REFUSED, answer, "given up because another replica refused"), lost
+                return self._given_up(answer.status), lost
             if clock() + delay >= self.deadline:
                 last = f"not loadable within {self.deadline_secs:g} s; last word: {answer.message}"
                 return self._said(Said.REFUSED, answer, last), lost
             await asyncio.sleep(delay * random.uniform(0.8, 1.2))
             delay = min(delay * 1.6, LAST_RETRY_SECS)
+
+    async def _attempt(self, lost: int) -> tuple[Answer, Verdict | None]:
+        """Ask once; no verdict: it does not have the adapter, and may be asked again."""
+        held = frozenset(self.holds())
+        left = self.deadline - asyncio.get_running_loop().time()
+        self.asking = True
+        try:
+            answer = await self.calls.load(self.endpoint, self.upstream, self.path, max(left, 0.1))
+            if answer.outcome is Outcome.NO_ANSWER:
+                return answer, await self._truth(answer, lost + 1, held)
+            return answer, await self._judge(answer, lost)
+        finally:
+            self.asking = False
 
     async def _judge(self, answer: Answer, lost: int) -> Verdict | None:
         match answer.outcome:
@@ -106,7 +127,7 @@ class Loading:
                 return Verdict(Said.REFUSED, answer.of(self.replica), conflict=True)
         return self._said(Said.REFUSED, answer, answer.message)
 
-    async def _truth(self, answer: Answer, lost: int) -> Verdict | None:
+    async def _truth(self, answer: Answer, lost: int, held: Collection[str]) -> Verdict | None:
         """What really happened when no answer came. None: it did not happen and may be tried again."""
         clock = asyncio.get_running_loop().time
         until = clock() + TRUTH_SECS
@@ -115,7 +136,7 @@ class Loading:
             if isinstance(seen, Observed):
                 if self._listed(seen):
                     return self._said(Said.OK, answer, "loaded, the answer was lost")
-                if lost > 1 or self.held - seen.adapters.keys():
+                if lost > 1 or not seen.adapters.keys() >= set(held):
                     return self._said(Said.DIED, answer, "restarted while it loaded")
                 return None
             await asyncio.sleep(0.1)
@@ -123,6 +144,10 @@ class Loading:
 
     def _listed(self, seen: Observed) -> bool:
         return self.upstream in seen.adapters and same_path(seen.adapters[self.upstream], self.path)
+
+    def _given_up(self, status: int | None) -> Verdict:
+        why = "given up because another replica refused"
+        return Verdict(Said.REFUSED, ReplicaAnswer(self.replica, status, why, at_fault=False))
 
     def _said(self, said: Said, answer: Answer, message: str) -> Verdict:
         return Verdict(said, ReplicaAnswer(self.replica, answer.status, message))

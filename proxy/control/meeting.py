@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from proxy.control import journal as edits
+from proxy.control import edits
 from proxy.control.acting import emptied
 from proxy.control.adoption import adoptable
 from proxy.control.answers import Observed, Outcome

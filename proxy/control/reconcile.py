@@ -117,14 +117,14 @@ class Reconciler:
         if not await self._alive(replica, watched):
             self._meeting.saw(index, None)
             return replica.state is not State.DOWN or replica.index not in fleet.ready_once
-        version, changes, busy_before = fleet.desired.version, plane.changes, plane.busy
+        version, changes, busy_before = fleet.desired.version, plane.queue.changes, plane.busy
         asleep = replica.asleep or not watched.awake or fleet.desired.asleep is not None
         seen = await plane.calls.observe(endpoint, settings.health_timeout_secs, sleep=asleep)
         if isinstance(seen, Answer):
             self._probe_failed(replica, watched, f"/v1/models: {seen.message}", sure=False)
             return True
         watched.strikes = 0
-        quiet = not busy_before and plane.changes == changes and fleet.desired.version == version
+        quiet = not busy_before and plane.queue.changes == changes and fleet.desired.version == version
         if quiet or replica.state in (State.JOINING, State.DOWN, State.SUSPECT):
             fleet.observed(index, seen.adapters, paused=seen.paused)
         if replica.facts is None or replica.state is State.DOWN or replica.facts.base_models != seen.base_models:

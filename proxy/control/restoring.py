@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from proxy.control.answers import Answer, Outcome
+from proxy.control.asking import take_off
 from proxy.control.desired import Adapter
 from proxy.control.failpoints import reach
 from proxy.control.plane import Plane
@@ -28,7 +29,7 @@ async def restore(plane: Plane, index: int, adapter: Adapter, timeout_secs: floa
         return answer
     if seen is not None and await plane.in_thread(files.fingerprint, adapter.path) != seen.fingerprint:
         fleet.taint(index, adapter.upstream, "its files changed while it was loaded")
-        await plane.take_off(index, adapter.upstream)
+        await take_off(plane, index, adapter.upstream)
         return _changed(adapter)
     fleet.held(index, adapter.upstream, adapter.path)
     return answer

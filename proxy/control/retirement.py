@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from proxy.control import journal as edits
+from proxy.control import edits
 from proxy.control.adapter_files import Seen
 from proxy.control.desired import Adapter
 from proxy.control.plane import Plane

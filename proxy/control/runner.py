@@ -15,15 +15,16 @@ GONE_CHECK_SECS = 0.5
 
 
 async def run(
-    transaction: Transaction, *, ask: Call, undo: Call, gone: Callable[[int], bool]
-) -> tuple[dict[int, Verdict], list[int]]:
-    """Run to the end. Returns each replica's verdict and the replicas that could not be put back (tainted).
+    transaction: Transaction, *, ask: Call, undo: Call, gone: Callable[[int], Said | None]
+) -> tuple[dict[int, Verdict], dict[int, Verdict]]:
+    """Run to the end. Returns the verdict of each replica that was asked, and what those said that could not be put
+    back.
 
-    `ask` and `undo` never raise for what a replica does. `gone` says that a replica was declared dead meanwhile: a call
-    that still hangs on it is given up. Cancelling this cancels the calls.
+    `ask` and `undo` never raise for what a replica does. `gone` says that a replica was declared dead meanwhile, and
+    what that counts as: a call that still hangs on it is given up. Cancelling this cancels the calls.
     """
     verdicts: dict[int, Verdict] = {}
-    tainted: list[int] = []
+    spoilt: dict[int, Verdict] = {}
     tasks: dict[asyncio.Task[Verdict], Effect] = {}
 
     def start(effects: list[Effect]) -> None:
@@ -38,10 +39,9 @@ async def run(
             answers = [(tasks.pop(task), task.result()) for task in done]
             for task in hanging:
                 replica = tasks[task].replica
-                if gone(replica):
+                if (said := gone(replica)) is not None:
                     task.cancel()
-                    died = Verdict(Said.DIED, ReplicaAnswer(replica, None, "stopped answering"))
-                    answers.append((tasks.pop(task), died))
+                    answers.append((tasks.pop(task), Verdict(said, ReplicaAnswer(replica, None, "stopped answering"))))
             for effect, verdict in answers:
                 said = verdict.said
                 if isinstance(effect, Ask):
@@ -49,9 +49,9 @@ async def run(
                 else:
                     said = Said.UNDONE if said is Said.OK else Said.NOT_UNDONE
                     if said is Said.NOT_UNDONE:
-                        tainted.append(effect.replica)
+                        spoilt[effect.replica] = verdict
                 start(transaction.advance(effect.replica, said))
     finally:
         for task in tasks:
             task.cancel()
-    return verdicts, tainted
+    return verdicts, spoilt

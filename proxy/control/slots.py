@@ -45,28 +45,34 @@ def of_earlier_runs(desired: Desired, name: str) -> list[Adapter]:
 
 
 def to_make_room(
-    desired: Desired, name: str, max_loras: int | None, running: Mapping[str, int]
+    desired: Desired, name: str, max_loras: int | None, running: Mapping[str, int], *, coming: int = 0
 ) -> list[Adapter] | None:
-    """Versions to retire so that `name` can be listed: none, or idle ones of earlier runs. None: there is no room."""
+    """Versions to retire so that `name` can be listed: none, or idle ones of earlier runs. None: there is no room.
+
+    `coming` more versions will be listed soon.
+    """
     if max_loras is None or name in desired.adapters:
         return []
-    excess = len(desired.adapters) + 1 - max_loras
+    excess = len(desired.adapters) + coming + 1 - max_loras
     if excess <= 0:
         return []
     idle = [adapter for adapter in of_earlier_runs(desired, name) if not running.get(adapter.upstream)]
     return idle[:excess] if len(idle) >= excess else None
 
 
-def refusal(desired: Desired, name: str, max_loras: int, running: Mapping[str, int]) -> str:
+def refusal(
+    desired: Desired, name: str, max_loras: int, running: Mapping[str, int], *, coming: Sequence[str] = ()
+) -> str:
     """Why there is no room, with the numbers and the mend."""
-    listed = ", ".join(
+    listed = [
         f"{a.name} ({running.get(a.upstream, 0)} in flight)"
         for a in sorted(desired.adapters.values(), key=lambda a: a.order)
-    )
+    ]
+    listed += [f"{other} (being loaded)" for other in coming]
     return (
-        f"loading {name!r} would make an engine evict a listed version: {len(desired.adapters)} of "
-        f"max_loras={max_loras} slots hold listed versions: {listed}. Unload one first, or start the replicas with "
-        f"--max-loras {len(desired.adapters) + 1} or more (TRL needs max_staleness + 2)"
+        f"loading {name!r} would make an engine evict a listed version: {len(listed)} of "
+        f"max_loras={max_loras} slots hold listed versions: {', '.join(listed)}. Unload one first, or start the "
+        f"replicas with --max-loras {len(listed) + 1} or more (TRL needs max_staleness + 2)"
     )
 
 

@@ -60,7 +60,7 @@ class Broken(Exception):
 class FakeReplica:
     """A machine: its view of the files, its faults, and the process that runs there, if any.
 
-    `cut` breaks the network while the process lives on: "refuse" or "hang".
+    `cut` breaks the network while the process lives on: "refuse" or "hang". `blind`: its mount of the files is gone.
     """
 
     base: str
@@ -73,6 +73,7 @@ class FakeReplica:
     data_parallel_size: int = 1
     process: Process | None = None
     cut: str | None = None
+    blind: bool = False
     boots: int = 0
     faults: dict[str, list[Fault]] = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)
@@ -94,7 +95,10 @@ class FakeReplica:
         """A fresh process: nothing loaded, nothing cached, not paused."""
         self.kill()
         self.boots += 1
-        self.process = Process(lambda path: self.files.read(path, self.lag), self.max_loras)
+        self.process = Process(self.read, self.max_loras)
+
+    def read(self, path: str) -> str | None:
+        return None if self.blind else self.files.read(path, self.lag)
 
     def kill(self) -> None:
         """The process is gone, and every connection to it with it."""
@@ -127,7 +131,7 @@ class FakeReplica:
         """Upstream names as listed, with the weights that a use of each would run on now (its slot is not touched)."""
         process = self.alive
         return {
-            name: process.slots.get(ref.load) or self.files.read(ref.path, self.lag) or "nothing"
+            name: process.slots.get(ref.load) or self.read(ref.path) or "nothing"
             for name, ref in process.listed.items()
         }
 

@@ -148,6 +148,16 @@ class Quiet(RuleBasedStateMachine):
         for _ in range(copies - 1):
             self.world.load(name, path)
 
+    @rule(name=names, appears=st.sampled_from((None, 0.3, 2.0, 15.0)))
+    def load_what_is_not_there_yet(self, name, appears):
+        """Asked for too early, or by a path with a mistake in it."""
+        self.dirs += 1
+        path, weights = f"/run{self.dirs}/{name}", self.fresh()
+        if appears is not None:
+            self.loop.call_later(appears, self.world.files.write, path, weights)
+        self.paths[name] = path
+        self.world.load(name, path, coming=weights if appears is not None else None)
+
     @rule(name=names)
     def unload(self, name):
         self.world.unload(name)
@@ -258,10 +268,16 @@ class Faulty(Quiet):
         self.world.note(f"replica {index}: the next {times} load will be {kind}")
         self.replica(index).fail("load", kind, times=times)
 
+    @rule(index=indices)
+    def mount_is_gone(self, index):
+        self.world.note(f"replica {index} sees no files any more")
+        self.replica(index).blind = True
+
     @rule()
     def faults_end(self):
         for replica in self.world.replicas:
             replica.faults.clear()
+            replica.blind = False
 
     @rule(name=names)
     def trainer_rewrites(self, name):

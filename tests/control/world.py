@@ -18,10 +18,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from proxy.control import journal as edits
+from proxy.control import edits
 from proxy.control.adapters import AdapterChanges
 from proxy.control.desired import Desired
-from proxy.control.journal import Line, Recovered
+from proxy.control.edits import Line
+from proxy.control.journal import Recovered
 from proxy.control.membership import Membership
 from proxy.control.plane import Plane
 from proxy.control.reconcile import Reconciler
@@ -284,8 +285,9 @@ class World:
 
     # -- operations ----------------------------------------------------------------------------------------------------
 
-    def load(self, name: str, path: str, digest: str | None = None) -> asyncio.Task[Any]:
-        targets: set[Meaning] = set(self.files.contents(path, self.loop.time()))
+    def load(self, name: str, path: str, digest: str | None = None, coming: str | None = None) -> asyncio.Task[Any]:
+        """`coming`: weights that will lie at the path some time."""
+        targets: set[Meaning] = set(self.files.contents(path, self.loop.time())) | ({coming} if coming else set())
         operation = self.oracle.begin(name, "load", targets)
         began = self.loop.time()
         self.note(f"load {name} from {path} ({targets}, digest {'given' if digest else 'not given'})")
@@ -525,6 +527,7 @@ class World:
         for replica in self.replicas:
             replica.faults.clear()
             replica.cut = None
+            replica.blind = False
             if replica.process is None:
                 replica.boot()
         if not self.until(lambda: not self.operations, 300):

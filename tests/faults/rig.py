@@ -41,8 +41,8 @@ _numbers = itertools.count()
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorter waits inside the control plane; imported by test modules."""
     monkeypatch.setattr("proxy.control.loading.TRUTH_SECS", 0.8)
-    monkeypatch.setattr("proxy.control.plane.TRUTH_SECS", 0.8)
-    monkeypatch.setattr("proxy.control.plane.READY_WAIT_SECS", 2.0)
+    monkeypatch.setattr("proxy.control.asking.TRUTH_SECS", 0.8)
+    monkeypatch.setattr("proxy.control.asking.READY_WAIT_SECS", 2.0)
     monkeypatch.setattr("proxy.control.runner.GONE_CHECK_SECS", 0.05)
 
 

@@ -283,7 +283,7 @@ def test_no_step_is_left_out() -> None:
     """Every place in the control plane that a test can die at is died at above."""
     sources = "".join(path.read_text() for path in (ROOT / "proxy" / "control").glob("*.py"))
     literal = set(re.findall(r'reach\("([^"]+)"\)', sources))
-    edits = set(re.findall(r'case "(\w+)":', (ROOT / "proxy" / "control" / "journal.py").read_text())) - {"snapshot"}
+    edits = set(re.findall(r'case "(\w+)":', (ROOT / "proxy" / "control" / "edits.py").read_text())) - {"snapshot"}
     every = literal | {f"{when}-{edit}" for when in ("before", "after") for edit in edits}
     used = {point.partition("#")[0] for chain in CHAINS.values() for point, _ in chain}
     assert every - used <= {"before-met", "after-met"}, every - used

@@ -22,7 +22,8 @@ async def test_one_engine_at_most(death: str, tmp_path: Path) -> None:
         assert asked[0] >= 1
         assert asked[1:] == [0, 0, 0]
         said = answer.json()["error"]
-        assert [row["replica"] for row in said["replicas"]] == [0]
+        assert [row["replica"] for row in said["replicas"]] == [0, 1, 2, 3]
+        assert [row["message"] for row in said["replicas"][1:]] == ["not asked"] * 3
         if death != "reset":
             assert "died" in said["message"] or "within" in said["message"]
         for replica in it.replicas:

@@ -39,8 +39,12 @@ async def test_the_error_says_how_long_and_which_replica(tmp_path: Path) -> None
         answer = await it.load("a", it.library.path(1))
         error = answer.json()["error"]
         assert (answer.status, error["code"]) == (504, 504)
-        assert [row["replica"] for row in error["replicas"]] == [2]
-        assert "0.7 s" in error["message"] and "replica 2" in error["message"]
+        assert [(row["replica"], row["message"]) for row in error["replicas"][:2]] == [
+            (0, "done, then undone"),
+            (1, "done, then undone"),
+        ]
+        assert error["replicas"][2]["replica"] == 2 and "0.7 s" in error["replicas"][2]["message"]
+        assert "0.7 s" in error["message"] and "replica 2" in error["message"] and "replica 0" not in error["message"]
         it.replicas[2].faults.clear()
         await it.check()
 

@@ -21,7 +21,9 @@ async def test_undone(kind: str, where: int, tmp_path: Path) -> None:
             it.replicas[where].faults.add(kind, "pause")
         answer = await it.pause()
         assert answer.status == 502
-        assert [row["replica"] for row in answer.json()["error"]["replicas"]] == [where]
+        rows = answer.json()["error"]["replicas"]
+        assert [row["replica"] for row in rows] == [0, 1, 2]
+        assert [row["message"] == "done, then undone" for row in rows] == [index != where for index in range(3)]
         it.replicas[where].faults.clear()
         await it.until(lambda: not any(replica.replica.engine.paused for replica in it.replicas), "resumed")
         await it.check()

@@ -20,7 +20,7 @@ CALLS = (
 
 @pytest.mark.parametrize("count", [1, 2])
 async def test_everybody_is_down(count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.control.plane.READY_WAIT_SECS", 0.2)
+    monkeypatch.setattr("proxy.control.asking.READY_WAIT_SECS", 0.2)
     async with rig(count, tmp_path) as it:
         await it.must_load("a", it.library.path(1))
         for replica in it.replicas:

@@ -1,0 +1,40 @@
+"""Room for one more listed version, before any replica is offered it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from proxy.control import edits, slots
+from proxy.errors import Conflict
+
+if TYPE_CHECKING:
+    from proxy.control.plane import Plane
+
+logger = logging.getLogger("lorafleet.control")
+
+
+async def make_room(plane: Plane, name: str) -> None:
+    """Retire what an earlier run left when slots are short. Raises Conflict with the numbers.
+
+    Loads that have begun (some replica holds what they load) count as listed.
+    """
+    fleet = plane.fleet
+    max_loras = fleet.max_loras()
+    coming = half_loaded(plane, name)
+    room = slots.to_make_room(fleet.desired, name, max_loras, fleet.running, coming=len(coming))
+    if room is None:
+        assert max_loras is not None
+        refusal = slots.refusal(fleet.desired, name, max_loras, fleet.running, coming=coming)
+        raise Conflict(refusal, param="lora_name")
+    for adapter in room:
+        logger.warning("retiring %s, which an earlier run left, to make room for %s", adapter.name, name)
+        await plane.edit(edits.unbind(adapter))
+
+
+def half_loaded(plane: Plane, but: str) -> list[str]:
+    """Names not listed yet that a load other than that of `but` has brought to at least one replica."""
+    fleet = plane.fleet
+    held = {upstream for replica in fleet.members() for upstream in replica.holds}
+    names = {upstream.partition("@")[0] for upstream in plane.pending & held}
+    return sorted(names - {but} - fleet.desired.adapters.keys())

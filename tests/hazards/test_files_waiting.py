@@ -1,0 +1,147 @@
+"""A path that never appears, or only on some replicas: the load waits for it alone. Other loads, pause, resume and the
+lease of a pause go on; what is asked for the same name waits."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.faults.asgi import Answer
+from tests.faults.rig import Rig, quick, rig, weights_of  # noqa: F401
+from trainer_client.digest import adapter_digest
+
+PATIENT = {"load_deadline_secs": 600.0}
+SOON = 20.0
+
+
+async def waiting(it: Rig, name: str, path: Path, *blind: int) -> asyncio.Task[Answer]:
+    """A load that waits for its files on the `blind` replicas (only the first of which may have been asked yet)."""
+    upstream = f"{name}@{adapter_digest(path).partition(':')[2][:12]}" if name in it.names else name
+    for index in blind:
+        it.replicas[index].faults.add("not_visible", "load", name=upstream)
+    before = it.replicas[blind[0]].calls["load"]
+    load = asyncio.create_task(it.load(name, path))
+    await it.until(lambda: it.replicas[blind[0]].calls["load"] > before + 2, "waiting")
+    return load
+
+
+def appear(it: Rig) -> None:
+    for replica in it.replicas:
+        replica.faults.clear()
+
+
+@pytest.mark.parametrize("blind", [(0, 1, 2), (2,), (0,)], ids=["nowhere", "not on the last", "not on the first"])
+async def test_everything_else_goes_on(blind: tuple[int, ...], tmp_path: Path) -> None:
+    async with rig(3, tmp_path, options=PATIENT) as it:
+        await it.must_load("old", it.library.path(1))
+        load = await waiting(it, "late", it.library.path(2), *blind)
+        async with asyncio.timeout(SOON):
+            assert (await it.pause()).ok
+            await it.must_load("new", it.library.path(3))
+            assert (await it.resume()).ok
+            assert (await it.ask("POST", "/reset_prefix_cache?reset_running_requests=true")).ok
+            await it.must_unload("old")
+            assert (await it.complete("new", it.new_prompt())).ok
+        assert not load.done()
+        assert (await it.complete("late")).status == 404
+        rows = [(row["name"], row["outcome"]) for row in (await it.fleet())["transactions"] if row["kind"] == "load"]
+        assert ("late", "running") in rows and ("new", "committed") in rows
+        appear(it)
+        assert (await load).ok
+        it.names["late"] = weights_of(it.library.path(2))
+        await it.check()
+
+
+async def test_files_that_the_proxy_sees_grow(tmp_path: Path) -> None:
+    """Half a directory, seen by the proxy itself: nobody is asked and nobody waits."""
+    async with rig(2, tmp_path, options=PATIENT) as it:
+        path = it.library.path(2, "growing")
+        weights = path / "adapter_model.safetensors"
+        whole = weights.read_bytes()
+        weights.write_bytes(whole[: len(whole) // 2])
+        load = asyncio.create_task(it.load("late", path))
+        async with asyncio.timeout(SOON):
+            await it.until(lambda: it.parts.plane.records, "under way")
+            assert (await it.pause()).ok
+            assert (await it.resume()).ok
+            await it.must_load("new", it.library.path(3))
+        assert not load.done()
+        weights.write_bytes(whole)
+        assert (await load).ok
+        it.names["late"] = weights_of(path)
+        await it.check()
+
+
+async def test_the_lease_of_a_pause_runs_out_meanwhile(tmp_path: Path) -> None:
+    async with rig(2, tmp_path, options={**PATIENT, "pause_lease_secs": 1.0}) as it:
+        assert (await it.pause()).ok
+        load = await waiting(it, "late", it.library.path(2), 1)
+        await it.until(lambda: it.parts.fleet.desired.pause is None, "resumed", secs=SOON)
+        assert not load.done()
+        appear(it)
+        assert (await load).ok
+        it.names["late"] = weights_of(it.library.path(2))
+        await it.check()
+
+
+async def test_the_same_name_waits(tmp_path: Path) -> None:
+    async with rig(2, tmp_path, options=PATIENT) as it:
+        await it.must_load("a", it.library.path(1))
+        load = await waiting(it, "a", it.library.path(2), 0, 1)
+        unload = asyncio.create_task(it.unload("a"))
+        third = asyncio.create_task(it.load("a", it.library.path(3)))
+        await it.must_load("b", it.library.path(4))
+        assert (await it.complete("a", it.new_prompt())).ok
+        assert not (load.done() or unload.done() or third.done())
+        appear(it)
+        assert [answer.status for answer in (await load, await unload, await third)] == [200] * 3
+        it.names["a"] = weights_of(it.library.path(3))
+        await it.check()
+
+
+async def test_slots_are_counted_again_when_the_files_are_there(tmp_path: Path) -> None:
+    """The last slot was free when the load began, and is taken now: nobody listed is evicted."""
+    async with rig(2, tmp_path, options=PATIENT, max_loras=2) as it:
+        await it.must_load("a", it.library.path(1))
+        load = await waiting(it, "late", it.library.path(2), 0, 1)
+        await it.must_load("b", it.library.path(3))
+        appear(it)
+        answer = await load
+        assert answer.status == 409 and "evict a listed version" in answer.text
+        await it.check()
+
+
+async def test_a_load_that_has_begun_holds_its_slot(tmp_path: Path) -> None:
+    async with rig(2, tmp_path, options=PATIENT, max_loras=2) as it:
+        await it.must_load("a", it.library.path(1))
+        load = await waiting(it, "late", it.library.path(2), 1)
+        answer = await it.load("b", it.library.path(3))
+        assert answer.status == 409 and "late (being loaded)" in answer.text
+        appear(it)
+        assert (await load).ok
+        it.names["late"] = weights_of(it.library.path(2))
+        await it.check()
+
+
+@pytest.mark.parametrize("where", [0, 1])
+async def test_a_replica_that_restarts_meanwhile_has_not_died_of_it(where: int, tmp_path: Path) -> None:
+    async with rig(3, tmp_path, options=PATIENT) as it:
+        await it.must_load("a", it.library.path(1))
+        load = await waiting(it, "late", it.library.path(2), 0, 1, 2)
+        await it.sims.restart(where)
+        await it.until(lambda: len(it.parts.fleet.ready()) == 3, "back")
+        appear(it)
+        answer = await load
+        assert answer.ok, answer.text
+        it.names["late"] = weights_of(it.library.path(2))
+        await it.check()
+
+
+async def test_ending_meanwhile(tmp_path: Path) -> None:
+    async with rig(2, tmp_path, options=PATIENT) as it:
+        load = await waiting(it, "late", it.library.path(2), 1)
+        async with asyncio.timeout(SOON):
+            await it.app.begin_stop()
+            assert (await load).status == 503
