@@ -170,6 +170,24 @@ async def test_a_running_proxy_writes_who_made_which_sample(tmp_path: Path) -> N
     assert "s3cret" not in text and "Ottokar" not in text and "http" not in text
 
 
+async def test_a_divided_batch_is_one_line_with_the_sums(tmp_path: Path) -> None:
+    file = tmp_path / "receipts.jsonl"
+    prompts = [[1000 * number + position for position in range(50)] for number in range(3)]
+    async with SimFleet(3) as sims, running(sims.urls, tmp_path / "state", receipts=str(file)) as it:
+        answers = [await it.complete("base", prompts, n=2) for _ in range(2)]
+    for answer, each in zip(answers, read(file), strict=True):
+        assert each.id == answer.json()["id"]
+        assert ",".join(map(str, each.replicas)) == answer.headers["x-lorafleet-replica"]
+        assert (each.replica, each.status, each.n, each.attempts) == (each.replicas[0], 200, 2, 1)
+        assert (each.prompt_tokens, each.output_tokens, each.output) == (150, 48, None)
+        assert str(each.predicted_cached_tokens) == answer.headers["x-lorafleet-predicted-cached-tokens"]
+        assert [prompt.size for prompt in each.prompts] == [len(f"{','.join(map(str, it))},") for it in prompts]
+    first, again = read(file)
+    assert first.replicas == again.replicas and sorted(again.replicas) == [0, 1, 2]
+    assert (again.predicted_cached_tokens, again.cached_tokens) == (3 * 48, 3 * 48)
+    assert [prompt.id for prompt in first.prompts] == [prompt.id for prompt in again.prompts]
+
+
 @pytest.mark.parametrize("name", ["none/r.jsonl", "."])
 def test_a_file_that_cannot_be_written_is_said_before_anything_starts(tmp_path: Path, name: str) -> None:
     state = tmp_path / "state"
