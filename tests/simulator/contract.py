@@ -268,6 +268,43 @@ async def prompt_forms(server: Server) -> None:
         assert several["usage"]["prompt_tokens"] == 11 and several["usage"]["completion_tokens"] == 8
 
 
+async def batches(server: Server) -> None:
+    """What dividing a batch and merging its parts rests on."""
+    async with server.client() as client:
+        one, two = fresh_prompt(48), fresh_prompt(48)
+        body = {"model": "base", "max_tokens": 3, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+
+        async def ask(prompts: list[list[int]], **more: Any) -> httpx.Response:
+            answer = await client.http.post("/v1/completions", json={**body, "prompt": prompts, **more})
+            assert answer.status_code == 200, answer.text
+            return answer
+
+        await client.complete("base", one)
+        for prompts, cached in (([two, one], 32), ([one, fresh_prompt(48)], 0)):  # told of the last prompt only
+            assert (await ask(prompts)).json()["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
+
+        # The seed counts from the same number for every prompt, whatever the others are.
+        drawn = (await ask([one, two, one], n=2, temperature=1, seed=5, max_tokens=12)).json()["choices"]
+        ids = [choice["token_ids"] for choice in drawn]
+        assert ids[0:2] == ids[4:6] and ids[0] != ids[1] and ids[0:2] != ids[2:4]
+        alone = (await ask([two], n=2, temperature=1, seed=5, max_tokens=12)).json()["choices"]
+        assert [choice["token_ids"] for choice in alone] == ids[2:4]
+
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        *chunks, last, done = events((await ask([one, two], stream=True, stream_options=options)).text)
+        assert done == "[DONE]" and last["choices"] == [] and "usage" in last
+        assert len({(chunk["id"], chunk["created"], chunk["model"]) for chunk in [*chunks, last]}) == 1
+        assert all(len(chunk["choices"]) == 1 for chunk in chunks)
+        assert {chunk["choices"][0]["index"] for chunk in chunks} == {0, 1}
+        for index in (0, 1):
+            own = [chunk for chunk in chunks if chunk["choices"][0]["index"] == index]
+            assert own[-1]["choices"][0]["finish_reason"] == "length"
+            assert own[-1]["usage"] == {"prompt_tokens": 48, "total_tokens": 51, "completion_tokens": 3}
+        usage = last["usage"]
+        assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (96, 6, 102)
+        assert usage["prompt_tokens_details"] == {"cached_tokens": 32}
+
+
 BAD_BODIES: tuple[tuple[str, dict[str, Any], str, str | None], ...] = (
     ("no prompt", {"prompt": None}, "BadRequestError", "prompt"),
     ("empty text", {"prompt": ""}, "BadRequestError", "prompt"),
@@ -278,6 +315,7 @@ BAD_BODIES: tuple[tuple[str, dict[str, Any], str, str | None], ...] = (
     ("no tokens", {"max_tokens": 0}, "BadRequestError", "max_tokens"),
     ("too many tokens", {"max_tokens": 10_000_000}, "BadRequestError", "max_tokens"),
     ("n of a greedy one", {"n": 2, "temperature": 0}, "BadRequestError", None),
+    ("more answers than allowed", {"n": 10**9}, "BadRequestError", None),
     ("cold", {"temperature": -1}, "BadRequestError", "temperature"),
     ("options of no stream", {"stream_options": {"include_usage": True}}, "BadRequestError", "stream_options"),
     ("empty salt", {"cache_salt": ""}, "BadRequestError", "cache_salt"),
@@ -590,6 +628,7 @@ CHECKS: tuple[Callable[[Server], Awaitable[None]], ...] = (
     greedy_is_repeatable,
     seeds_decide,
     prompt_forms,
+    batches,
     bad_bodies,
     unknown_model,
     stream_shape,
