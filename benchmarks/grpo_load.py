@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import aiohttp
 import httpx
 from rich.console import Console
 from rich.table import Table
@@ -77,7 +78,7 @@ class Load:
                     tasks.create_task(self._worker(client))
             return time.perf_counter() - began
 
-    async def _worker(self, client: object) -> None:
+    async def _worker(self, client: aiohttp.ClientSession) -> None:
         while self._todo:
             group, member = self._todo.popleft()
             ids = prompt(group, LENGTH)
@@ -85,8 +86,8 @@ class Load:
                 if turn:
                     ids = ids + prompt(1000 * group + member, MORE)
                 self.endless += self._cache.lookup(MODEL, ids)
-                sampling = {"temperature": 1.0, "seed": GROUP * group + member}
-                answer = await complete(client, self._url, MODEL, ids, ANSWER, **sampling)  # type: ignore[arg-type]
+                # No seed: on CPU, vLLM 0.27.1's engine can die of one ("CPU Generator does not use offset").
+                answer = await complete(client, self._url, MODEL, ids, ANSWER, temperature=1.0)
                 ids = [*ids, *answer.tokens]
                 self._cache.add(MODEL, ids[:-1])
 
@@ -142,6 +143,13 @@ async def rounds(replicas: Sequence[Replica], adapter: Path, concurrencies: Sequ
     return found
 
 
+def why(log: Path) -> str:
+    """What a replica said when its engine died, or else its last words."""
+    found = log.read_text(errors="replace").splitlines() if log.exists() else []
+    at = [number for number, line in enumerate(found) if "EngineCore" in line and "ERROR" in line]
+    return "\n".join(found[at[0] : at[0] + 60]) if at else tail(log)
+
+
 def lines(runs: Sequence[Run]) -> list[list[str]]:
     """A line for each number in flight and router, the head first: medians, and the least and most seconds."""
     table = [["in flight", "router", "reused", "of the possible", "largest share", "time", "to round robin"]]
@@ -181,7 +189,7 @@ def main() -> None:
             runs = asyncio.run(rounds(replicas, made / "adapters" / "v1", options.concurrency, options.rounds))
         except BaseException:
             for replica in replicas:
-                print(tail(replica.log, 60), file=sys.stderr)
+                print(why(replica.log), file=sys.stderr)
             raise
         finally:
             for replica in replicas:

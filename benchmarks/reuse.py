@@ -5,8 +5,8 @@
 About ten minutes on two cores (`--replicas 4`: four). Routers run one after the other, each started anew over replicas
 with empty caches. A cell reads: what was reused of what one endless cache would have reused, the largest replica's
 share of the requests over the mean, wall time. Tokens and requests are counted by the replicas. Their clocks are sped
-up (`faster` in the JSON); seconds are of this machine. A cell during which other processes used more than a quarter of
-a core is run once more; a ? marks seconds that are in doubt even so.
+up (`faster` in the JSON); seconds are of this machine, and those during which other processes used more than a quarter
+of a core are marked with a ?. Files are written anew after each row.
 
 lorafleet's policies go through the same proxy. vllm-router (pip) is taken from this environment, sglang-router (pip)
 from that of the python that --sglang or LORAFLEET_SGLANG_PYTHON names; it takes no token ids, so it is sent the same
@@ -30,11 +30,15 @@ from rich.table import Table
 from benchmarks import machine, picture, reuse_report
 from benchmarks.peers import Peer, lorafleet, sglang_router, vllm_router
 from benchmarks.reuse_load import Outcome, measure, merged
-from benchmarks.reuse_report import NOISE, Found
+from benchmarks.reuse_report import Found
 from benchmarks.reuse_rows import GROUPS, Row, pays, rows
 
 FEWER = ("lorafleet least_loaded", "vllm-router consistent_hash")
 """Left out where the fleet is not of four."""
+FIRST = "reused of the possible, largest share over the mean, wall time"
+SECOND = (
+    "time as a part of round robin's, reused of the possible; 4 replicas; decode 0.8 slower for each further request"
+)
 
 
 def peers(sglang: Path | None) -> list[Peer]:
@@ -44,21 +48,13 @@ def peers(sglang: Path | None) -> list[Peer]:
     return [*found, sglang_router(sglang)] if sglang else found
 
 
-def quietest(row: Row, peer: Peer) -> Outcome:
-    """One cell; of two runs, if the first was disturbed, the one during which the least else happened."""
-    runs: list[Outcome] = []
-    while len(runs) < 2 and all(run.others > NOISE for run in runs):
-        runs.append(uvloop.run(measure(row, peer)))
-    return min(runs, key=lambda run: run.others)
-
-
 def compare(row: Row, taking_part: list[Peer], rounds: int) -> Found:
     """Every router on one row; with more rounds than one they take turns."""
     outcomes: dict[str, list[Outcome]] = {}
     for _ in range(rounds):
         for peer in taking_part:
             try:
-                outcome = quietest(row, peer)
+                outcome = uvloop.run(measure(row, peer))
             except RuntimeError as problem:
                 print(f"{row.name}: {problem}", file=sys.stderr)
                 continue
@@ -84,6 +80,28 @@ def facts(sglang: Path | None) -> dict[str, str]:
     return found
 
 
+def write(
+    options: argparse.Namespace,
+    about: dict[str, str],
+    names: list[str],
+    quick: list[str],
+    reuse: list[Found],
+    times: list[Found],
+) -> None:
+    """JSON, Markdown and picture of what there is so far."""
+    for path in (options.json, options.svg, options.markdown):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    report = {"machine": about, "rows": [reuse_report.record(found) for found in (*reuse, *times)]}
+    options.json.write_text(json.dumps(report, indent=1) + "\n")
+    tables = [reuse_report.markdown(reuse_report.lines(reuse, names, "**"))] if reuse else []
+    tables += [reuse_report.markdown(reuse_report.timed(times, quick, "**"))] if times else []
+    options.markdown.write_text("\n".join(tables))
+    panels = reuse_report.panels([found for found in reuse if found.row.replicas == 4], times)
+    versions = ", ".join(f"{name} {about[name]}" for name in about if "router" in name)
+    note = f"Simulated replicas, real HTTP; {about['date']}, {about['processor']}, {about['cores']} cores, {versions}"
+    options.svg.write_text(picture.bars("Routers on RL rollouts", note, panels, names))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replicas", type=int, nargs="*", choices=sorted(GROUPS), default=[4, 2, 8, 64])
@@ -102,38 +120,23 @@ def main() -> None:
     quick = [peer for peer in everybody if peer.name != "vllm-router consistent_hash"]
     about = facts(options.sglang)
 
-    reuse = [
-        compare(row, everybody if size == 4 else fewer, 1)
-        for size in options.replicas
-        for row in rows(size)
-        if options.only in row.name
-    ]
-    times = [compare(row, quick, options.rounds) for row in pays() if options.only in row.name and not options.no_time]
     names = [peer.name for peer in everybody]
-    first = f"reused of the possible, largest share over the mean, wall time; {machine.line(about)}"
-    second = (
-        "time as a part of round robin's, reused of the possible; 4 replicas, decode 0.8 slower for each further one"
-    )
+    quick_names = [peer.name for peer in quick]
+    reuse: list[Found] = []
+    times: list[Found] = []
+    for size in options.replicas:
+        for row in rows(size):
+            if options.only in row.name:
+                reuse.append(compare(row, everybody if size == 4 else fewer, 1))
+                write(options, about, names, quick_names, reuse, times)
+    for row in pays():
+        if options.only in row.name and not options.no_time:
+            times.append(compare(row, quick, options.rounds))
+            write(options, about, names, quick_names, reuse, times)
     if reuse:
-        show(first, reuse_report.lines(reuse, names))
+        show(f"{FIRST}; {machine.line(about)}", reuse_report.lines(reuse, names))
     if times:
-        show(second, reuse_report.timed(times, [peer.name for peer in quick]))
-    for path in (options.json, options.svg, options.markdown):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    report = {"machine": about, "rows": [reuse_report.record(found) for found in (*reuse, *times)]}
-    options.json.write_text(json.dumps(report, indent=1) + "\n")
-    tables = [reuse_report.markdown(reuse_report.lines(reuse, names, "**"))] if reuse else []
-    if times:
-        tables.append(reuse_report.markdown(reuse_report.timed(times, [peer.name for peer in quick], "**")))
-    options.markdown.write_text("\n".join(tables))
-    four = [found for found in reuse if found.row.replicas == 4]
-    panels = reuse_report.panels(four, times)
-    if panels:
-        versions = ", ".join(f"{name} {about[name]}" for name in about if "router" in name)
-        note = (
-            f"Simulated replicas, real HTTP; {about['date']}, {about['processor']}, {about['cores']} cores, {versions}"
-        )
-        options.svg.write_text(picture.bars("Routers on RL rollouts", note, panels, names))
+        show(SECOND, reuse_report.timed(times, quick_names))
 
 
 if __name__ == "__main__":
