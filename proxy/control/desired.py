@@ -8,9 +8,11 @@ weights' blocks).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+
+from proxy.control.roster import Roster
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,9 @@ class Desired:
     `adapters` maps client names to bindings, in commit order. `retiring` are bindings that clients can no longer name
     and that replicas give up once nothing runs on them. `used` maps every upstream name that was ever offered to a
     replica to its digest: such a name may have blocks in a prefix cache. `asleep` is the query of /sleep, or None.
-    `met` are the replicas (URLs) whose prefix caches hold nothing from before lorafleet or from before the last reset.
+    `met` are the replicas (URLs) whose prefix caches hold nothing from before lorafleet or from before the last reset;
+    a replica that leaves is unknown again, whoever is behind its address when it comes back. `roster` is who belongs to
+    the fleet by the operator's word.
     """
 
     version: int = 0
@@ -65,6 +69,7 @@ class Desired:
     cache_epoch: int = 0
     order: int = 0
     met: frozenset[str] = frozenset()
+    roster: Roster = field(default_factory=Roster)
 
     def reserve(self, upstream: str, digest: str | None) -> Desired:
         """Remember that `upstream` is about to be offered to replicas with these weights."""
@@ -123,6 +128,31 @@ class Desired:
     def with_met(self, replica: str) -> Desired:
         """The cache of this replica (URL) was emptied."""
         return replace(self, version=self.version + 1, met=self.met | {replica})
+
+    def joined(self, replica: str) -> Desired:
+        """The operator added this replica (URL)."""
+        return replace(
+            self, version=self.version + 1, roster=self.roster.join(replica), met=self.met.difference({replica})
+        )
+
+    def left(self, replica: str, named: bool) -> Desired:
+        """This replica (URL) is not of the fleet any more, and its cache may serve others. `named`: by the command
+        line."""
+        return replace(
+            self, version=self.version + 1, roster=self.roster.leave(replica, named), met=self.met.difference({replica})
+        )
+
+    def with_drained(self, replica: str, drained: bool) -> Desired:
+        roster = self.roster.drain(replica) if drained else self.roster.undrain(replica)
+        return replace(self, version=self.version + 1, roster=roster)
+
+    def at_start(self, named: Collection[str], before: Collection[str], *, follows: bool) -> Desired:
+        """What is left of it for a start whose command line names these replicas. `before` are those that the last
+        start named; `follows`: a dns:// name may bring more."""
+        roster = self.roster.at_start(named)
+        members = {*named, *roster.added} - roster.removed
+        met = {base for base in self.met if base in members or (follows and base not in before)}
+        return replace(self, roster=roster, met=frozenset(met))
 
     def by_upstream(self, upstream: str) -> Adapter | None:
         for adapter in (*self.adapters.values(), *self.retiring):

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from proxy.errors import LorafleetError
-from proxy.replica_state import State
 
 if TYPE_CHECKING:
     from proxy.control.membership import Membership
-    from proxy.fleet import Fleet
 
 logger = logging.getLogger("lorafleet.control")
+
+DNS = "dns://"
 
 GONE_AFTER = 3
 """Look-ups in a row that must leave an address out before its replica is drained: a resolver can answer in part."""
@@ -29,7 +29,7 @@ class Group:
     port: int
 
     def __str__(self) -> str:
-        return f"dns://{self.name}:{self.port}"
+        return f"{DNS}{self.name}:{self.port}"
 
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
@@ -39,19 +39,22 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 class Follower:
     """Keeps the fleet's membership equal to what one name resolves to."""
 
-    def __init__(self, group: Group, fleet: Fleet, membership: Membership, resolve: Resolve, every_secs: float) -> None:
+    def __init__(self, group: Group, membership: Membership, resolve: Resolve, every_secs: float) -> None:
         self._group = group
-        self._fleet = fleet
         self._membership = membership
         self._resolve = resolve
         self._every_secs = every_secs
         self._known: dict[str, int] = {}
         self._missed: dict[str, int] = {}
+        self._first = True
         self._complained = False
 
     async def run(self) -> None:
         while True:
-            await self.look()
+            try:
+                await self.look()
+            except Exception:
+                logger.exception("%s: the look-up stumbled and goes on", self._group)
             await asyncio.sleep(self._every_secs)
 
     async def look(self) -> None:
@@ -65,28 +68,26 @@ class Follower:
             return
         self._complained = False
         for base in sorted(found - self._known.keys()):
-            try:
-                self._known[base] = self._membership.add(base)
-            except LorafleetError as error:
-                logger.warning("%s: %s", self._group, error.message)
-        for base in found & self._known.keys():
+            if self._membership.of(base) is None:  # else it is named or was added; then it is not ours to take away
+                try:
+                    self._known[base] = await self._membership.found(base, known=self._first)
+                except LorafleetError as error:
+                    logger.warning("%s: %s", self._group, error.message)
+        self._first = False
+        for base in sorted(self._known.keys() & found):
             if self._missed.pop(base, 0) >= GONE_AFTER:
-                self._membership.undrain(self._known[base])
-        for base in self._known.keys() - found:
+                self._membership.back(self._known[base])
+        for base in sorted(self._known.keys() - found):
             self._missed[base] = self._missed.get(base, 0) + 1
             if self._missed[base] >= GONE_AFTER:
-                self._let_go(base)
+                await self._let_go(base)
 
-    def _let_go(self, base: str) -> None:
-        """Drain it, and forget it once nothing runs there. The last one that serves stays."""
+    async def _let_go(self, base: str) -> None:
+        """The last one that serves stays, and is tried again at the next look-up."""
         index = self._known[base]
-        replica = self._fleet.replicas[index]
         try:
-            if replica.state not in (State.DRAINING, State.DOWN):
-                self._membership.drain(index)
-            if replica.state is State.DOWN or not replica.in_flight:
-                self._membership.remove(index)
+            if await self._membership.lost(index):
                 del self._known[base]
-                self._missed.pop(base, None)
+                del self._missed[base]
         except LorafleetError as error:
-            logger.info("%s is no longer in %s but stays: %s", f"replica {index}", self._group, error.message)
+            logger.info("replica %d is no longer in %s but stays: %s", index, self._group, error.message)

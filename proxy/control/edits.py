@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from proxy.control.desired import Adapter, Desired, Pause
+from proxy.control.roster import Roster
 
 Line = dict[str, Any]
 
@@ -64,6 +65,18 @@ def met(replica: str) -> Line:
     return {"do": "met", "replica": replica}
 
 
+def join(replica: str) -> Line:
+    return {"do": "join", "replica": replica}
+
+
+def leave(replica: str, *, named: bool) -> Line:
+    return {"do": "leave", "replica": replica, "named": named}
+
+
+def drain(replica: str, drained: bool) -> Line:
+    return {"do": "drain" if drained else "undrain", "replica": replica}
+
+
 def apply(desired: Desired, line: Line) -> Desired:
     """The edit that a line stands for. Raises KeyError or ValueError for a line that is none."""
     match line["do"]:
@@ -85,6 +98,14 @@ def apply(desired: Desired, line: Line) -> Desired:
             return desired.next_epoch(line["missed"])
         case "met":
             return desired.with_met(line["replica"])
+        case "join":
+            return desired.joined(line["replica"])
+        case "leave":
+            return desired.left(line["replica"], line["named"])
+        case "drain":
+            return desired.with_drained(line["replica"], True)
+        case "undrain":
+            return desired.with_drained(line["replica"], False)
         case "snapshot":
             return _from_snapshot(line)
         case other:
@@ -104,6 +125,9 @@ def snapshot(desired: Desired) -> Line:
         "pause": pause(desired.pause) if desired.pause else None,
         "asleep": desired.asleep,
         "met": sorted(desired.met),
+        "added": list(desired.roster.added),
+        "removed": sorted(desired.roster.removed),
+        "drained": sorted(desired.roster.drained),
     }
 
 
@@ -119,4 +143,7 @@ def _from_snapshot(line: Line) -> Desired:
         cache_epoch=line["cache_epoch"],
         order=line["order"],
         met=frozenset(line["met"]),
+        roster=Roster(
+            tuple(line.get("added", ())), frozenset(line.get("removed", ())), frozenset(line.get("drained", ()))
+        ),
     )

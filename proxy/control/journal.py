@@ -14,12 +14,13 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from proxy.control.desired import Desired
+from proxy.control.discovery import DNS
 from proxy.control.edits import Line, apply, snapshot
 from proxy.control.failpoints import armed, reach
 from proxy.errors import ConfigError
@@ -39,7 +40,10 @@ class Recovered:
 
 
 class Journal:
-    """The file `journal.jsonl` in a directory of its own. Not for two processes at once: `open` takes a lock."""
+    """The file `journal.jsonl` in a directory of its own. Not for two processes at once: `open` takes a lock.
+
+    `fleet` is what the command line names: URLs and dns:// names.
+    """
 
     def __init__(self, directory: Path, fleet: Iterable[str]) -> None:
         self._directory = directory
@@ -130,10 +134,11 @@ class Journal:
                     desired = apply(desired, line)
             except (ValueError, KeyError, TypeError):
                 break
-        if not fleet or (self._fleet and not fleet & set(self._fleet)):
+        known = fleet.union(desired.roster.added)
+        if not fleet or (self._fleet and known.isdisjoint(self._fleet)):
             self._path.replace(self._path.with_suffix(".other-fleet"))
             return Recovered(Desired())
-        return Recovered(desired, found=True)
+        return Recovered(for_start(desired, self._fleet, fleet), found=True)
 
     def _rewrite(self, desired: Desired) -> None:
         """Replace the file by a snapshot, atomically."""
@@ -156,6 +161,13 @@ class Journal:
         reach("after-snapshot")
         with _opened(self._directory, os.O_RDONLY) as parent:
             os.fsync(parent)
+
+
+def for_start(desired: Desired, fleet: Collection[str], before: Iterable[str]) -> Desired:
+    """What an earlier life left, for a start with this command line; `before` is that of the last start."""
+    named = [name for name in fleet if not name.startswith(DNS)]
+    follows = any(name.startswith(DNS) for name in fleet)
+    return desired.at_start(named, frozenset(before), follows=follows)
 
 
 @contextmanager

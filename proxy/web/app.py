@@ -127,14 +127,17 @@ class App:
             settings.pause_mode,
             settings.min_ready,
             settings.control.pause_lease_secs,
+            follows=bool(settings.groups),
         )
-        membership = Membership(fleet, reconciler, self._endpoint)
-        self._followers = [Follower(group, fleet, membership, resolve, RESOLVE_SECS) for group in settings.groups]
+        named = [endpoint.base for endpoint in settings.endpoints]
+        membership = Membership(plane, reconciler, self._endpoint, named)
+        self._followers = [Follower(group, membership, resolve, RESOLVE_SECS) for group in settings.groups]
         self._events = self._subscriptions(settings, fleet)
         self._control = ControlApi(adapters, switches)
         self._post_only = ROUTED | TO_ANY | self._control.routes.keys()
         self._fleet_api = FleetApi(fleet, plane, switches, membership, calls, metrics, history, view)
         plane.open()
+        membership.restore()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

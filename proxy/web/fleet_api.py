@@ -84,7 +84,7 @@ class FleetApi:
     async def health(self, request: Request) -> Response:
         """Never waits for a replica: TRL polls with a timeout of 5 s."""
         ready, total = len(self._fleet.ready()), len(self._fleet.members())
-        healthy = is_healthy(self._fleet, self._view.min_ready)
+        healthy = self._healthy()
         body = {
             "status": "ok" if healthy else "starting" if not self._fleet.ready_once else "not ready",
             "ready": ready,
@@ -95,7 +95,7 @@ class FleetApi:
         return JSONResponse(body, status_code=200 if healthy else 503)
 
     async def ping(self, request: Request) -> Response:
-        return Response(status_code=200 if is_healthy(self._fleet, self._view.min_ready) else 503)
+        return Response(status_code=200 if self._healthy() else 503)
 
     async def models(self, request: Request) -> Response:
         """The base model first: TRL reads max_model_len of data[0]."""
@@ -169,17 +169,18 @@ class FleetApi:
 
     async def add_replica(self, request: Request) -> Response:
         body = await json_object(request)
-        index = self._membership.add(body.get("url"))
+        index = await self._membership.add(body.get("url"))
         return JSONResponse({"index": index, "state": "joining"}, status_code=201)
 
     async def drain(self, request: Request) -> Response:
         index, verb = self._target(request, "drain", "undrain")
-        state = self._membership.drain(index) if verb == "drain" else self._membership.undrain(index)
+        change = self._membership.drain if verb == "drain" else self._membership.undrain
+        state = await change(index)
         return JSONResponse({"index": index, "state": state, "in_flight": self._fleet.replicas[index].in_flight})
 
     async def remove_replica(self, request: Request) -> Response:
         index, _ = self._target(request, "")
-        self._membership.remove(index)
+        await self._membership.remove(index)
         return JSONResponse({"index": index, "state": "removed"})
 
     # -- inside --------------------------------------------------------------------------------------------------------
@@ -195,6 +196,9 @@ class FleetApi:
         if verb not in verbs:
             raise NotFound(f"lorafleet knows no /fleet/replicas/{index}/{verb[:40]}")
         return index, verb
+
+    def _healthy(self) -> bool:
+        return is_healthy(self._fleet, self._view.min_ready, follows=self._view.follows)
 
     def _facts(self) -> Facts:
         for replica in self._fleet.ready() or self._fleet.members():

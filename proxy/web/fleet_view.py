@@ -27,18 +27,23 @@ _USERINFO = re.compile(r"(?<=://)[^/\s@]*+@")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the view repeats of the configuration. `pause_lease_secs` of 0 means that a pause has no end."""
+    """What the view repeats of the configuration. `pause_lease_secs` of 0 means that a pause has no end. `follows`: a
+    dns:// name may bring replicas that nobody has heard of yet."""
 
     version: str
     policy: str
     pause_mode: str
     min_ready: int
     pause_lease_secs: float = 0.0
+    follows: bool = False
 
 
-def is_healthy(fleet: Fleet, min_ready: int) -> bool:
-    """The rule of /health: `min_ready` replicas have been ready once, and at least one is now."""
-    return len(fleet.ready_once) >= min_ready and bool(fleet.ready())
+def is_healthy(fleet: Fleet, min_ready: int, *, follows: bool = False) -> bool:
+    """The rule of /health: `min_ready` replicas have been ready once, and at least one is now. Nobody waits for
+    replicas that were removed or drained before."""
+    serving = [replica for replica in fleet.members() if replica.state is not State.DRAINING]
+    wanted = min_ready if follows else min(min_ready, len(serving))
+    return len(fleet.ready_once) >= wanted and bool(fleet.ready())
 
 
 def fleet_view(
@@ -69,7 +74,7 @@ def fleet_view(
         "ready": len(ready),
         "total": len(members),
         "min_ready": settings.min_ready,
-        "healthy": is_healthy(fleet, settings.min_ready),
+        "healthy": is_healthy(fleet, settings.min_ready, follows=settings.follows),
         "policy": settings.policy,
         "pause_mode": settings.pause_mode,
         "paused": pause is not None,

@@ -25,7 +25,6 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from proxy.errors import LorafleetError
 from proxy.replica_state import State
 from tests.control.files import BROKEN, PARTIAL, digest_of
 from tests.control.process import BASE
@@ -313,38 +312,36 @@ class Faulty(Quiet):
             self.loop.step()
         self.world.crash()
 
-    @precondition(lambda self: len(self.world.replicas) < 5)
-    @rule()
-    def add_replica(self):
+    @rule(which=st.integers(0, 5))
+    def add_replica(self, which):
+        """A new one, or one that was removed."""
         world = self.world
-        fresh = FakeReplica(f"http://r{len(world.replicas)}:8000", world.files, self.loop, max_loras=world.max_loras)
-        world.replicas.append(fresh)
-        world.configured.append(fresh)
-        world.proxy.calls.add(fresh)
-        world.note(f"{fresh.base} is added")
-        world.proxy.inside(lambda: world.proxy.membership.add(fresh.base))
+        away = [base for base, may in world.members.items() if may == {False}]
+        if which < len(away):
+            world.membership("add", away[which])
+        elif len(world.replicas) < 5:
+            base = f"http://r{len(world.replicas)}:8000"
+            fresh = FakeReplica(base, world.files, self.loop, max_loras=world.max_loras)
+            world.replicas.append(fresh)
+            world.proxy.calls.add(fresh)
+            world.membership("add", base)
 
     @rule(index=indices, what=st.sampled_from(("drain", "undrain", "undrain", "remove")))
     def membership(self, index, what):
         world = self.world
         members = world.proxy.fleet.members()
         replica = members[index % len(members)]
-        if what == "remove" and (len(members) == 1 or replica.state is State.JOINING):
+        base = replica.endpoint.base
+        unsure = any(len(may) > 1 for may in (*world.members.values(), *world.drained.values()))
+        if unsure or (what == "remove" and (len(members) == 1 or replica.state is State.JOINING)):
             return
-        world.note(f"{what} replica {replica.index}")
-        try:
-            world.proxy.inside(lambda: getattr(world.proxy.membership, what)(replica.index))
-        except LorafleetError as error:
-            world.note(f"  {error.message}")
-        else:
-            if what == "remove":
-                world.configured = [known for known in world.configured if known.base != replica.endpoint.base]
+        world.membership(what, base)
 
     def work_to_the_end(self):
         fleet = self.world.proxy.fleet
         for replica in fleet.members():
             if replica.state is State.DRAINING:
-                self.world.proxy.inside(lambda index=replica.index: self.world.proxy.membership.undrain(index))
+                self.world.membership("undrain", replica.endpoint.base)
         super().work_to_the_end()
 
 

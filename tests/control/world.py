@@ -22,7 +22,7 @@ from proxy.control import edits
 from proxy.control.adapters import AdapterChanges
 from proxy.control.desired import Desired
 from proxy.control.edits import Line
-from proxy.control.journal import Recovered
+from proxy.control.journal import Recovered, for_start
 from proxy.control.membership import Membership
 from proxy.control.plane import Plane
 from proxy.control.reconcile import Reconciler
@@ -88,6 +88,7 @@ class DiskJournal:
                 known = line["replicas"]
             else:
                 desired = edits.apply(desired, line)
+        desired = for_start(desired, self._bases, known or ())
         again = [{"do": "fleet", "replicas": self._bases}, edits.snapshot(desired)]
         self._disk.lines = [json.dumps(line) for line in again]
         return Recovered(desired, found=known is not None)
@@ -144,11 +145,11 @@ class Proxy:
         self.context = contextvars.copy_context()
         self.context.run(_owner.set, self)
         loop = world.loop
-        bases = [replica.base for replica in world.configured]
+        bases = world.named
         self.fleet = CheckedFleet([Endpoint(base) for base in bases], AnyRouter(), clock=loop.time)
         self.fleet.on_route = world.check_routing
         self.calls = MemoryCalls(world.replicas, world.latency)
-        self.journal = DiskJournal(world.disk, bases, world.on_line)
+        self.journal = DiskJournal(world.disk, [*bases, *world.groups], world.on_line)
 
         async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
             await asyncio.sleep(world.latency())
@@ -168,9 +169,10 @@ class Proxy:
         self.adapters = AdapterChanges(self.plane)
         self.switches = Switches(self.plane)
         self.reconciler = Reconciler(self.plane)
-        self.membership = Membership(self.fleet, self.reconciler, lambda url: Endpoint(str(url)))
+        self.membership = Membership(self.plane, self.reconciler, lambda url: Endpoint(str(url)), bases)
         self.gate = Gate(self.fleet, 4096, lambda waiting: None)
         self.plane.open()
+        self.membership.restore()
         self.inside(self.switches.arm_lease)
         self.inside(self.reconciler.start)
 
@@ -226,7 +228,10 @@ class World:
             FakeReplica(f"http://r{i}:8000", self.files, loop, lag=lag * i, max_loras=max_loras)
             for i in range(replicas)
         ]
-        self.configured = list(self.replicas)
+        self.named = [replica.base for replica in self.replicas]
+        self.groups: list[str] = []
+        self.members: dict[str, set[bool]] = {base: {True} for base in self.named}
+        self.drained: dict[str, set[bool]] = {base: {False} for base in self.named}
         self.disk = Disk([])
         self.oracle = Oracle()
         self.counts: Counter[str] = Counter()
@@ -282,6 +287,13 @@ class World:
             if replica.leases:
                 self.violated(f"I3 replica {index} has leases after all requests were cut off")
         self.proxy = Proxy(self)
+        self.check_members()
+        for replica in self.proxy.fleet.replicas:
+            base, here = replica.endpoint.base, not replica.removed
+            self.members[base] = {here}
+            self.drained[base] = {here and replica.state is State.DRAINING}
+        for base in self.members.keys() - {replica.endpoint.base for replica in self.proxy.fleet.replicas}:
+            self.members[base], self.drained[base] = {False}, {False}
 
     # -- operations ----------------------------------------------------------------------------------------------------
 
@@ -368,6 +380,55 @@ class World:
             return outcome
 
         return self._operate(run())
+
+    def membership(self, what: str, base: str) -> asyncio.Task[Any]:
+        """add, remove, drain or undrain."""
+        self.note(f"{what} {base}")
+        known, to = {
+            "add": (self.members, True),
+            "remove": (self.members, False),
+            "drain": (self.drained, True),
+            "undrain": (self.drained, False),
+        }[what]
+        membership = self.proxy.membership
+        known.setdefault(base, {False}).add(to)
+        if what == "add":
+            self.drained.setdefault(base, {False}).add(False)
+
+        async def run() -> str:
+            outcome = "unknown"
+            before = known[base] - {to} or {to}
+            try:
+                if what == "add":
+                    await membership.add(base)
+                else:
+                    replica = membership.of(base)
+                    assert replica is not None
+                    await getattr(membership, what)(replica.index)
+                outcome = "ok"
+                known[base] = {to}
+                if known is self.members:
+                    self.drained[base] = {False}
+            except LorafleetError as error:
+                outcome = "failed"
+                known[base] = before
+                self.note(f"  {what} failed: {error.message}")
+            finally:
+                self.note(f"  {what}: {outcome}")
+                self.counts[f"{what} {outcome}"] += 1
+            return outcome
+
+        return self._operate(run())
+
+    def check_members(self) -> None:
+        """Who belongs to the fleet is what the operator was told, after a crash as well."""
+        fleet = self.proxy.fleet
+        states = {replica.endpoint.base: replica.state for replica in fleet.members()}
+        for base, may in self.members.items():
+            if (base in states) not in may:
+                self.violated(f"{base} is a member: {base in states}, the operator was told {may}")
+            elif base in states and (states[base] is State.DRAINING) not in self.drained[base]:
+                self.violated(f"{base} is {states[base].value}, drained: {self.drained[base]}")
 
     def _switched(self, leaves: bool, outcome: str) -> None:
         self._switching -= 1
@@ -515,6 +576,7 @@ class World:
 
     def check(self) -> None:
         """What must hold between any two steps."""
+        self.check_members()
         if self.loop.errors:
             raise Violation(f"an exception that nobody saw: {self.loop.errors[0]}")
         if self.violations:

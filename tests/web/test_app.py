@@ -76,7 +76,7 @@ async def test_half_a_load_is_undone_and_each_replica_is_quoted(tmp_path: Path, 
         answer = await it.load("trl-policy-v1", adapters[0])
         error = answer.json()["error"]
         assert answer.status_code == error["code"] == 502
-        assert [(said["replica"], said["status"]) for said in error["replicas"]] == [(1, 500)]
+        assert [(said["replica"], said["status"]) for said in error["replicas"]] == [(0, 200), (1, 500)]
         assert [dict(sim.replica.loras) for sim in sims.replicas] == [{}, {}]
         assert not any(url.removeprefix("http://") in answer.text for url in sims.urls)
         sims.replicas[1].faults.clear()
