@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -36,7 +36,7 @@ from tests.vllm.replica import Replica, start_all
 from tests.vllm.traffic import complete, prompt, session
 
 PROMPTS, GROUP, TURNS = 40, 8, 2
-LENGTH, MORE, ANSWER = 600, 100, 32
+LENGTH, MORE, ANSWER = 600, 100, 16
 MODEL = "policy-v1"
 TOKEN = "BENCHMARK_TOKEN"
 COUNTERS = ("prefix_cache_hits", "prefix_cache_queries", "request_success")
@@ -63,9 +63,9 @@ class Run:
 class Load:
     """All rollouts once, `concurrency` at a time, the siblings of a prompt right after each other."""
 
-    def __init__(self, url: str, token: str, concurrency: int) -> None:
+    def __init__(self, url: str, token: str, concurrency: int, prompts: int) -> None:
         self._url, self._token, self._concurrency = url, token, concurrency
-        self._todo = deque((group, member) for group in range(PROMPTS) for member in range(GROUP))
+        self._todo = deque((group, member) for group in range(prompts) for member in range(GROUP))
         self._cache = EndlessCache()
         self.endless = 0
 
@@ -106,14 +106,16 @@ async def load_adapter(peer: Peer, address: str, replicas: Sequence[Replica], pa
             (await client.post(f"{target}/v1/load_lora_adapter", json=fields)).raise_for_status()
 
 
-async def measure(peer: Peer, replicas: Sequence[Replica], adapter: Path, concurrency: int) -> Run:
+async def measure(
+    peer: Peer, replicas: Sequence[Replica], adapter: Path, concurrency: int, prompts: int = PROMPTS
+) -> Run:
     """One router over replicas that are as if newly started."""
     for replica in replicas:
         replica.reset()
     token = replicas[0].token
     async with running(peer, [replica.url for replica in replicas], {TOKEN: token}) as router:
         await load_adapter(peer, router.address, replicas, adapter)
-        load = Load(router.address, token, concurrency)
+        load = Load(router.address, token, concurrency, prompts)
         before = counts(replicas)
         seconds = await load.run()
         grown = [
@@ -123,14 +125,20 @@ async def measure(peer: Peer, replicas: Sequence[Replica], adapter: Path, concur
     return Run(peer.name, concurrency, seconds, sum(hits), sum(queries), load.endless, done)
 
 
-async def rounds(replicas: Sequence[Replica], adapter: Path, concurrencies: Sequence[int], number: int) -> list[Run]:
-    """All routers in turn, and so on; the first load warms the replicas up and does not count."""
+async def rounds(
+    replicas: Sequence[Replica],
+    adapter: Path,
+    concurrencies: Sequence[int],
+    number: int,
+    keep: Callable[[list[Run]], None],
+) -> list[Run]:
+    """All routers in turn, and so on; a first small load warms the replicas up. `keep` gets what there is so far."""
     flags = ("--token-env", TOKEN)
     taking_part = [lorafleet("prefix", *flags), lorafleet("round_robin", *flags)]
     rust = vllm_router("cache_aware")
     taking_part += [rust] if rust else []
-    await measure(taking_part[1], replicas, adapter, max(concurrencies))
-    found = []
+    await measure(taking_part[1], replicas, adapter, max(concurrencies), prompts=8)
+    found: list[Run] = []
     for concurrency in concurrencies:
         for turn in range(number):
             order = taking_part[turn % len(taking_part) :] + taking_part[: turn % len(taking_part)]
@@ -140,6 +148,7 @@ async def rounds(replicas: Sequence[Replica], adapter: Path, concurrencies: Sequ
                 busy = (all_cpu_secs() - used) / (time.perf_counter() - began)
                 print(f"{run.peer}, {concurrency} in flight: {run.seconds:.2f} s ({busy:.2f} cores busy)", flush=True)
                 found.append(run)
+                keep(found)
     return found
 
 
@@ -181,12 +190,19 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path("out/grpo_load.json"))
     options = parser.parse_args()
     made = model_directory("mid")
+    about = machine.facts("lorafleet", "vllm-router") | {"vllm": "0.27.1"}
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+
+    def keep(found: list[Run]) -> None:
+        options.json.write_text(json.dumps({"machine": about, "runs": [asdict(run) for run in found]}, indent=1) + "\n")
+
     with tempfile.TemporaryDirectory() as scratch:
         token = secrets.token_hex(12)
         replicas = [Replica(Path(scratch) / f"replica{index}", made / "model", token) for index in range(2)]
         try:
             start_all(replicas)
-            runs = asyncio.run(rounds(replicas, made / "adapters" / "v1", options.concurrency, options.rounds))
+            adapter = made / "adapters" / "v1"
+            runs = asyncio.run(rounds(replicas, adapter, options.concurrency, options.rounds, keep))
         except BaseException:
             for replica in replicas:
                 print(why(replica.log), file=sys.stderr)
@@ -194,14 +210,11 @@ def main() -> None:
         finally:
             for replica in replicas:
                 replica.kill()
-    about = machine.facts("lorafleet", "vllm-router") | {"vllm": "0.27.1"}
     table = lines(runs)
     drawn = Table(*table[0], title=machine.line(about), title_justify="left")
     for line in table[1:]:
         drawn.add_row(*line)
     Console(width=130).print(drawn)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps({"machine": about, "runs": [asdict(run) for run in runs]}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
