@@ -10,8 +10,8 @@ checked, token by token, against the weights that its name and digest stand for.
 replica cannot be continued: it is broken off, counted as cut, and asked for again; any other completion without a whole
 answer is a failure.
 
-Exit status 1 if a completion failed, an answer was wrong, a publish failed, an error was logged, or anything was still held
-at rest.
+Exit status 1 if a completion failed, an answer was wrong, a publish failed, an error was logged, or anything was
+still held at rest.
 """
 
 from __future__ import annotations
