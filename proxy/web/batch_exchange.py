@@ -20,22 +20,22 @@ import msgspec
 from msgspec import structs
 
 from proxy.errors import LorafleetError, Unavailable, Unmergeable
-from proxy.lease import Usage
 from proxy.upstream.transport import Headers
 from proxy.web.asgi import Message, Scope, Send
 from proxy.web.batch import Batch, read
 from proxy.web.batch_merge import merge
-from proxy.web.batch_part import Failed, Part, Refusal, Refused, Share, Weave, without_cached
+from proxy.web.batch_part import Failed, Part, Rebound, Refusal, Refused, Share
 from proxy.web.batch_stream import DONE, usage_event
+from proxy.web.batch_sums import total, whole, without_cached
+from proxy.web.batch_weave import Weave
 from proxy.web.exchange import Exchange
-from proxy.web.judge import Cut, Held
+from proxy.web.judge import Again, Cut, Held
 from proxy.web.observe import Outcome
 from proxy.web.relay import Relay
 from proxy.web.usage import Learned
 
 if TYPE_CHECKING:
     from proxy.routing.request import RouteRequest
-    from proxy.routing.router import Decision
     from proxy.web.forward import Forwarder
 
 
@@ -151,7 +151,7 @@ class BatchExchange(Exchange):
         answers = [part.relay.answer for part in self._parts]
         body = merge([answer for answer in answers if answer is not None])
         learned = [part.relay.learned for part in self._parts]
-        self._relay.learned = Learned(_total([each.usage for each in learned]), learned[0].response_id)
+        self._relay.learned = Learned(total([each.usage for each in learned]), learned[0].response_id)
         head = self._head()
         head["headers"].append((b"content-length", b"%d" % len(body)))
         await self._send(head)
@@ -169,9 +169,11 @@ class BatchExchange(Exchange):
         await self._last(usage_event(streams) + DONE)
 
     async def _fail(self, failure: Exception, weave: Weave) -> None:
-        """The client hears of the failure. Raises it, or Cut, if `Exchange.run` is to tell."""
+        """The client hears of the failure. Raises it if `Exchange.run` is to tell, or Again."""
         if weave.began:
             self._learn_from_streams(weave)
+        if isinstance(failure, Rebound) and not weave.began:
+            raise Again("the weights changed", failure, repeat=False, skip=False)
         if isinstance(failure, Failed):
             if not weave.began:
                 await self._send(self._head())
@@ -221,7 +223,7 @@ class BatchExchange(Exchange):
 
     def _learn_from_streams(self, weave: Weave) -> None:
         usages = [part.relay.learned.usage for part in self._parts]
-        self._relay.learned = Learned(_total(usages), weave.common.response_id)
+        self._relay.learned = Learned(total(usages), weave.common.response_id)
 
     def _outcome(self, cut: bool) -> Outcome:
         outcome = super()._outcome(cut)
@@ -233,7 +235,7 @@ class BatchExchange(Exchange):
             outcome,
             replica=parts[0].held.replica.index,
             replicas=tuple([part.held.replica.index for part in parts]),
-            decision=_decision(parts),
+            decision=whole([(part.share.positions, part.held.decision) for part in parts]),
             attempts=outcome.attempts + sum([max(0, part.attempts - 1) for part in parts]),
             waited_secs=outcome.waited_secs + max([part.waited_secs for part in parts]),
             first_byte_secs=answered - self._began if answered is not None else None,
@@ -258,43 +260,3 @@ def _error_in(refused: Refusal) -> bytes:
     if isinstance(said, dict) and "error" in said:
         return msgspec.json.encode(said)
     return Unmergeable(f"a replica answered a part of the batch with status {refused.status}").json()
-
-
-def _total(usages: Sequence[Usage | None]) -> Usage | None:
-    """Sums of what all parts told."""
-    told = [each for each in usages if each is not None]
-    if not told or len(told) < len(usages):
-        return None
-    return Usage(
-        prompt_tokens=_sum([each.prompt_tokens for each in told]),
-        cached_tokens=_sum([each.cached_tokens for each in told]),
-        output_tokens=_sum([each.output_tokens for each in told]),
-    )
-
-
-def _sum(counts: Sequence[int | None]) -> int | None:
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
-
-
-def _decision(parts: Sequence[Part]) -> Decision | None:
-    """The first part's, with the prompts and the counts of all, in the order of the body."""
-    decisions = [part.held.decision for part in parts]
-    if not all(decisions):
-        return None
-    known = [each for each in decisions if each is not None]
-    placed = sorted(
-        [
-            (position, chain)
-            for part, decision in zip(parts, known, strict=True)
-            for position, chain in zip(part.share.positions, decision.chains, strict=False)
-        ],
-        key=lambda pair: pair[0],
-    )
-    return replace(
-        known[0],
-        cached_tokens=sum([each.cached_tokens for each in known]),
-        prompt_tokens=sum([each.prompt_tokens for each in known]),
-        sequences=sum([each.sequences for each in known]),
-        chains=tuple([chain for _, chain in placed]),
-    )

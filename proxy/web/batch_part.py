@@ -7,23 +7,22 @@ when all are whole; so a part whose JSON breaks off in the middle can still be a
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from msgspec import structs
-
-from proxy.errors import Phase, Unavailable, Unmergeable, UpstreamError
+from proxy.errors import NotFound, Phase, Unavailable, Unmergeable, UpstreamError
 from proxy.lease import Served
 from proxy.routing.request import RouteRequest
 from proxy.upstream import headers as rules
 from proxy.upstream.transport import Headers, UpstreamResponse
 from proxy.web import usage
-from proxy.web.asgi import Message, Scope, Send
+from proxy.web.asgi import Message, Scope
 from proxy.web.batch import Places
 from proxy.web.batch_merge import PartAnswer
-from proxy.web.batch_stream import Common, PartEvents
+from proxy.web.batch_stream import PartEvents
+from proxy.web.batch_sums import without_cached
+from proxy.web.batch_weave import Weave
 from proxy.web.exchange import Exchange
 from proxy.web.judge import Held
 from proxy.web.relay import Relay, content_type
@@ -70,79 +69,8 @@ class Failed(Exception):
         self.event = event
 
 
-class Weave:
-    """What the parts have to say to the client, and the one who says it: the request's own task, in `run`.
-
-    A part hands over some events and goes on when the client's socket has taken them; nothing else is held. Nothing is
-    written before every part has been accepted by a replica, or has failed there once: a server refuses a batch before
-    it answers any of it. (Failed ones are not waited for: they may wait themselves, for the end of a pause say.)
-    `start` makes the head; it is called when the first event is there.
-    """
-
-    def __init__(self, send: Send, parts: int, start: Callable[[], Message]) -> None:
-        self._send = send
-        self._start = start
-        self._awaited = set(range(parts))
-        self._running = parts
-        self._failure: Exception | None = None
-        self._accepted = asyncio.Event()
-        self._news = asyncio.Event()
-        self._offered: list[tuple[bytes, asyncio.Future[None]]] = []
-        self.common = Common()
-        self.began = False
-        self.sent = 0
-
-    # -- the parts' side -----------------------------------------------------------------------------------------------
-
-    def settled(self, part: int) -> None:
-        """It was accepted, or is not to be waited for."""
-        self._awaited.discard(part)
-        if not self._awaited:
-            self._accepted.set()
-
-    async def opened(self) -> None:
-        """Return when events may be written."""
-        await self._accepted.wait()
-
-    async def write(self, data: bytes) -> None:
-        """Returns when the client has room for more."""
-        taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._offered.append((data, taken))
-        self._news.set()
-        await taken
-
-    def ended(self, failure: Exception | None) -> None:
-        """A part is over."""
-        self._running -= 1
-        self._failure = self._failure or failure
-        self._news.set()
-
-    # -- the request's side --------------------------------------------------------------------------------------------
-
-    async def run(self) -> Exception | None:
-        """Write what comes until all parts are over; or until the first failure, which is returned."""
-        try:
-            while self._failure is None and (self._running or self._offered):
-                if self._offered:
-                    await self._pass_on()
-                else:
-                    self._news.clear()
-                    await self._news.wait()
-        finally:
-            self._start = _no_head  # it is the request's own method, and the request has parts that know this
-        return self._failure
-
-    async def _pass_on(self) -> None:
-        offered, self._offered = self._offered, []
-        data = b"".join([data for data, _ in offered])
-        if not self.began:
-            self.began = True
-            await self._send(self._start())
-        self.sent += len(data)
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
-        for _, taken in offered:
-            if not taken.done():
-                taken.set_result(None)
+class Rebound(Unavailable):
+    """A part cannot be asked for again with the weights of the others: they are gone. The whole can."""
 
 
 class PartRelay(Relay):
@@ -257,7 +185,7 @@ class Part(Exchange):
         self.share = share
 
     async def serve(self) -> None:
-        """Ends when the answer is complete. Raises Refused, Failed, Cut or a LorafleetError."""
+        """Ends when the answer is complete. Raises Refused, Failed, Cut or a LorafleetError (Rebound is one)."""
         while not await self._try_once():
             self._weave.settled(self._number)
         if self._relay.refused is not None:
@@ -276,13 +204,16 @@ class Part(Exchange):
     def _take(self) -> Held:
         """Another replica, with the weights that the other parts are answered with.
 
-        Raises NotFound or Unavailable when their name means something else by now.
+        Raises Rebound when their name means something else by now, or nothing.
         """
         forwarder, bound = self._forwarder, self.share.lease.served
         if bound is not None:
-            now = forwarder.fleet.resolve(bound.name)
+            try:
+                now = forwarder.fleet.resolve(bound.name)
+            except NotFound:
+                now = None
             if now is None or now.upstream != bound.upstream:
-                raise Unavailable(f"the weights of {bound.name} changed while a part of the batch was asked for again")
+                raise Rebound(f"the weights of {bound.name} changed while a part of the batch was asked for again")
         return forwarder.take(self._request, bound, self._tried, routed=True)
 
     def _outgoing(self, served: Served | None) -> tuple[Headers, bytes]:
@@ -312,17 +243,6 @@ class Part(Exchange):
     def answered(self) -> float | None:
         """When its answer began, on the loop's clock."""
         return self._answered
-
-
-def without_cached(learned: usage.Learned, prompts: int) -> usage.Learned:
-    """vLLM says of one prompt only how much of it was in its cache, which is no figure for several."""
-    if learned.usage is None or prompts == 1:
-        return learned
-    return learned._replace(usage=structs.replace(learned.usage, cached_tokens=None))
-
-
-def _no_head() -> Message:
-    raise RuntimeError("the stream is over")
 
 
 async def _nowhere(message: Message) -> None:

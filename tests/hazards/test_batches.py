@@ -50,7 +50,8 @@ async def ask(it: Rig, weights: dict[str, str], draw: random.Random, **more: Any
 @pytest.mark.parametrize("faults", [False, True])
 async def test_batches_under_publishes(faults: bool, tmp_path: Path) -> None:
     draw = random.Random(3)
-    async with rig(3, tmp_path, decode_tps=3000) as it:
+    patient = {"health_timeout_secs": 30.0, "admin_timeout_secs": 30.0}
+    async with rig(3, tmp_path, control=patient, decode_tps=3000) as it:
         weights: dict[str, str] = {}
 
         async def publish(version: int) -> None:
@@ -71,19 +72,21 @@ async def test_batches_under_publishes(faults: bool, tmp_path: Path) -> None:
                     bad += 1
 
         clients = [asyncio.create_task(client()) for _ in range(6)]
-        for version in range(2, 7):
-            if faults:
-                replica = draw.choice(it.replicas)
-                replica.faults.add("reset", draw.choice(["completion", "stream"]), times=2)
-                replica.faults.add("reset_body", draw.choice(["completion", "stream"]), times=1)
-            assert (await it.pause()).ok
-            await publish(version)
-            assert (await it.resume()).ok
-            if version > 2:
-                await it.must_unload(f"p-v{version - 2}")
-            before = good
-            await it.until(lambda before=before: good >= before + 6, "answered")  # type: ignore[misc]
-        over = True
+        try:
+            for version in range(2, 7):
+                if faults:
+                    replica = draw.choice(it.replicas)
+                    replica.faults.add("reset", draw.choice(["completion", "stream"]), times=2)
+                    replica.faults.add("reset_body", draw.choice(["completion", "stream"]), times=1)
+                assert (await it.pause()).ok
+                await publish(version)
+                assert (await it.resume()).ok
+                if version > 2:
+                    await it.must_unload(f"p-v{version - 2}")
+                before = good
+                await it.until(lambda before=before: good >= before + 6, "answered")  # type: ignore[misc]
+        finally:
+            over = True
         await asyncio.gather(*clients)
         for replica in it.replicas:
             replica.faults.clear()

@@ -392,25 +392,39 @@ async def test_parts_asked_again_keep_their_version(stream: bool) -> None:
         await replica.stop()
 
 
-async def test_weights_that_changed_meanwhile_are_not_mixed() -> None:
+@STREAMED
+@pytest.mark.parametrize("gone", [False, True])
+async def test_weights_that_changed_meanwhile_are_not_mixed(gone: bool, stream: bool) -> None:
+    """All of it is asked for again: by the new weights, or it is known then that there are none."""
     old, new = Adapter("v1", "/a/1", None, "v1"), Adapter("v1", "/b/1", None, "v1@b")
     asked: list[str] = []
 
     async def script(call: Call) -> None:
-        asked.append(call.json()["model"])
+        model = call.json()["model"]
+        asked.append(model)
         if len(asked) == 1:
-            it.bind(new)
+            it.commit(it.fleet.desired.unbind("v1")) if gone else it.bind(new)
             call.reset()
-        else:
+        elif model == "v1":
             await call.hang()
+        else:
+            choices = [{"index": index} for index, _ in enumerate(call.json()["prompt"])]
+            if stream:
+                call.stream()
+                call.event(id="a", model=model, choices=choices)
+                call.chunk(b"data: [DONE]\n\n")
+                call.end()
+            else:
+                call.answer({"id": "a", "model": model, "choices": choices})
 
     replicas = [await Scripted(script).start() for _ in range(2)]
     async with front([replica.url for replica in replicas]) as it:
         it.bind(old)
-        answer = await post(it.url, {**BATCH, "model": "v1"})
-        assert answer.status_code == 503
-        assert "changed" in answer.json()["error"]["message"]
-        assert asked == ["v1", "v1"]
+        answer = await post(it.url, {**BATCH, "model": "v1", "stream": stream})
+        assert answer.status_code == (404 if gone else 200)
+        assert asked[:2] == ["v1", "v1"]
+        assert set(asked[2:]) == (set() if gone else {"v1@b"})
+        assert gone or answer.text.count('"index":') == 8
     for replica in replicas:
         await replica.stop()
 
