@@ -125,6 +125,8 @@ class Fleet:
         if reason is not None:
             replica.last_error = reason
         new = after(replica.state, event)
+        if event is Event.PROBE_FAILED and replica.state is State.DRAINING:
+            self._lose(replica)  # it stays what the operator said, but what waits on a dead one is told
         if new is replica.state:
             return False
         logger.info("replica %d: %s -> %s%s", index, replica.state.value, new.value, f" ({reason})" if reason else "")

@@ -47,7 +47,7 @@ def check_path(path: object, roots: Sequence[Path]) -> str:
     """
     if not isinstance(path, str) or not path:
         raise BadRequest("lora_path must be a non-empty string", param="lora_path")
-    if "\0" in path or len(path) > 4096:
+    if "\0" in path or len(path) > 4096 or not _encodable(path):
         raise BadRequest("lora_path is not a path", param="lora_path")
     if not path.startswith("/"):
         raise BadRequest(
@@ -64,6 +64,14 @@ def check_path(path: object, roots: Sequence[Path]) -> str:
     return path
 
 
+def _encodable(path: str) -> bool:
+    try:
+        os.fsencode(path)
+    except ValueError:
+        return False
+    return True
+
+
 def look(path: str) -> Seen | None:
     """Digest and fingerprint of the adapter at `path`; None when the proxy cannot see a whole adapter there.
 
@@ -77,7 +85,7 @@ def look(path: str) -> Seen | None:
         _check_whole(Path(path))
         digest = adapter_digest(Path(path))
         manifest = read_manifest(path)
-    except (OSError, IncompleteAdapter):
+    except (OSError, ValueError, RecursionError, IncompleteAdapter):  # ValueError: no path at all
         return None
     except AdapterError:  # of a format that only a newer publisher knows
         manifest = None
@@ -108,7 +116,7 @@ def fingerprint(path: str) -> Fingerprint | None:
     for name in (CONFIG_FILE, *WEIGHT_FILES):
         try:
             stat = os.stat(os.path.join(path, name))
-        except OSError:
+        except (OSError, ValueError):
             continue
         lines.append((name, stat.st_size, stat.st_mtime_ns, stat.st_ino))
     return tuple(lines) or None

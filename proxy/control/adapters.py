@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from proxy.control.adapter_files import NAME, check_name, check_path
 from proxy.control.loads import Load, LoadRequest
 from proxy.control.plane import Plane
 from proxy.control.queue import Stopwatch, Turn
+from proxy.control.sight import STAT_SECS, fingerprint
 from proxy.control.unloads import unload
-from proxy.errors import BadRequest, NotFound
+from proxy.errors import BadRequest, NotFound, Unavailable
 
 
 class AdapterChanges:
@@ -24,17 +27,28 @@ class AdapterChanges:
         plane = self._plane
         request = LoadRequest(
             check_name(name, plane.fleet.base_models()),
-            await plane.in_thread(check_path, path, plane.settings.adapter_roots),
+            await self._path(path),
             check_digest(digest),
         )
         # The files are part of the key: a request for what has been written since is not the same request.
-        key = ("load", request, await plane.in_thread(plane.files.fingerprint, request.path))
+        key = ("load", request, await fingerprint(plane, request.path))
 
         async def change(turn: Turn, watch: Stopwatch) -> None:
             await Load(plane, request, turn, watch).run()
 
         await plane.queue.by_turns("load", request.name, key, change)
         return f"Success: LoRA adapter '{request.name}' added successfully."
+
+    async def _path(self, path: object) -> str:
+        """Raises BadRequest, and Unavailable for one whose links cannot be resolved now."""
+        roots = self._plane.settings.adapter_roots
+        if not roots:
+            return check_path(path, roots)  # touches no file
+        try:
+            async with asyncio.timeout(STAT_SECS):
+                return str(await self._plane.in_thread(check_path, path, roots))
+        except TimeoutError:
+            raise Unavailable("lora_path leads to a mount that does not answer; nothing was changed") from None
 
     async def unload(self, name: object) -> str:
         """Take a name away; returns vLLM's own sentence.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from proxy.control import sight
+from proxy.control.sight import look, see
 from proxy.errors import TransactionFailed
 
 if TYPE_CHECKING:
@@ -24,14 +26,17 @@ async def arrived(plane: Plane, path: str, digest: str | None, deadline: float) 
     None when the proxy has nothing to go by: it sees no files there, or half of them and no change; the replicas will
     say. `deadline` is loop time. Raises TransactionFailed for a whole adapter that goes on having another digest.
     """
-    files, clock = plane.files, asyncio.get_running_loop().time
+    clock = asyncio.get_running_loop().time
     since, delay = clock(), FIRST_LOOK_SECS
     last: Fingerprint | None = None
     while True:
-        seen: Seen | None = await plane.in_thread(files.look, path)
+        try:
+            seen = await see(plane, path, max(deadline - clock(), 1.0))
+            mark = seen.fingerprint if seen is not None else await sight.mark(plane, path)
+        except TimeoutError:
+            return None
         if seen is not None and digest in (None, seen.digest):
             return seen
-        mark = seen.fingerprint if seen is not None else await plane.in_thread(files.fingerprint, path)
         if mark is None:
             return None
         if mark != last:
@@ -53,7 +58,7 @@ async def late_digest(plane: Plane, path: str, began: float) -> str | None:
     Known only when they were written before anybody was asked (`began`, wall-clock seconds) and merely became visible
     late: then all replicas have read the same bytes.
     """
-    seen: Seen | None = await plane.in_thread(plane.files.look, path)
+    seen = await look(plane, path)
     if seen is None or any(modified >= began * 1e9 for _, _, modified, _ in seen.fingerprint):
         return None
     return seen.digest

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from proxy.control import slots
-from proxy.control.answers import Answer
+from proxy.control.answers import Answer, Outcome
 
 if TYPE_CHECKING:
     from proxy.control.plane import Plane
@@ -38,8 +38,11 @@ class Freshening:
         async def touch(replica: Replica) -> None:
             capacity = replica.facts.max_loras if replica.facts else None
             for upstream in slots.to_touch(replica.recent or {}, listed, capacity, loading, replica.running):
-                if not isinstance(await calls.probe(replica.endpoint, upstream, secs), Answer):
+                said = await calls.probe(replica.endpoint, upstream, secs)
+                if not isinstance(said, Answer):
                     replica.touch(upstream)
+                elif said.outcome in (Outcome.UNREACHABLE, Outcome.NO_ANSWER):
+                    return  # nor would the others be answered, and a change waits
 
         if not fleet.paused():
             await asyncio.gather(*(touch(replica) for replica in replicas))

@@ -19,6 +19,7 @@ from proxy.control.loading import Loading, Verdict
 from proxy.control.plan import same_path
 from proxy.control.result import Result
 from proxy.control.room import make_room
+from proxy.control.sight import fingerprint, look
 from proxy.control.transaction import Said, Seat
 from proxy.control.verify import disagreement
 from proxy.errors import Conflict, ReplicaAnswer, TransactionFailed
@@ -246,8 +247,8 @@ class Load:
         """Whether the files are still those that the digest was taken of, or promised for, as far as can be seen."""
         plane, seen = self.plane, self.seen
         if seen is not None:
-            return bool(await plane.in_thread(plane.files.fingerprint, adapter.path) == seen.fingerprint)
-        now: Seen | None = await plane.in_thread(plane.files.look, adapter.path) if adapter.digest else None
+            return await fingerprint(plane, adapter.path) == seen.fingerprint
+        now = await look(plane, adapter.path) if adapter.digest else None
         return now is None or now.digest == adapter.digest
 
     async def _verify(self, adapter: Adapter, replicas: list[Replica]) -> None:

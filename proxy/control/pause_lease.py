@@ -32,7 +32,7 @@ class PauseLease:
         self.stop()
         pause, secs = self._plane.fleet.desired.pause, self._plane.settings.pause_lease_secs
         if pause is not None and secs > 0:
-            left = max(0.0, pause.since + secs - self._plane.wall())
+            left = min(max(0.0, pause.since + secs - self._plane.wall()), secs)
             self._timer = asyncio.get_running_loop().call_later(left, self._over)
 
     def stop(self) -> None:
@@ -41,6 +41,9 @@ class PauseLease:
             self._timer = None
 
     def _over(self) -> None:
+        if not self._overdue():  # the wall clock was set back meanwhile
+            self.arm()
+            return
         secs = self._plane.settings.pause_lease_secs
         logger.warning("a pause was not ended within %g s (--pause-lease-secs); resuming", secs)
         self._on_expired()

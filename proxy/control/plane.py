@@ -21,6 +21,7 @@ from proxy.control.journal import Recovered
 from proxy.control.queue import Queue
 from proxy.control.records import TransactionRecord
 from proxy.control.settings import ControlSettings
+from proxy.control.threads import Threads
 from proxy.errors import TransactionFailed
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from proxy.fleet import Fleet
 
 Threaded = Callable[..., Awaitable[Any]]
+
+FILE_THREADS = 32
 
 
 class JournalLike(Protocol):
@@ -49,7 +52,8 @@ class FilesLike(Protocol):
 
 class Plane:
     """`pending` are the upstream names that loads under way work on, `leaving` those that are being taken off some
-    replica. `remembers`: there was a journal."""
+    replica. `remembers`: there was a journal. `in_thread` runs what touches an adapter's
+    files, `hanging` are the calls that do not come back, by path (see `sight`)."""
 
     def __init__(
         self,
@@ -59,7 +63,7 @@ class Plane:
         settings: ControlSettings,
         *,
         wall: Callable[[], float] = time.time,
-        in_thread: Threaded = asyncio.to_thread,
+        in_thread: Threaded | None = None,
         files: FilesLike = adapter_files,
         on_record: Callable[[TransactionRecord], None] = lambda record: None,
     ) -> None:
@@ -68,8 +72,10 @@ class Plane:
         self.journal = journal
         self.settings = settings
         self.wall = wall
-        self.in_thread = in_thread
+        self.in_thread = in_thread or Threads(FILE_THREADS, "files")
+        self._write = in_thread or Threads(1, "journal")
         self.files = files
+        self.hanging: dict[str, asyncio.Future[Any]] = {}
         self.remembers = False
         self.pending: set[str] = set()
         self.leaving: Counter[str] = Counter()
@@ -101,7 +107,7 @@ class Plane:
             desired = edits.apply(self.fleet.desired, line)
             reach(f"before-{line['do']}")
             try:
-                await self.in_thread(self.journal.append, line, desired)
+                await self._write(self.journal.append, line, desired)
             except OSError as error:
                 reason = error.strerror or str(error)
                 raise TransactionFailed(

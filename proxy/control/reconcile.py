@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("lorafleet.reconcile")
 
 STRIKES = 3
-"""Health checks in a row that a READY replica may leave unanswered; a refused connection needs no second one."""
+"""Health checks in a row that a READY or DRAINING replica may leave unanswered; a refused connection needs no
+second."""
 
 FIRST_DELAY_SECS = 0.05
 LONGEST_DELAY_SECS = 1.0
@@ -200,7 +201,8 @@ class Reconciler:
     def _probe_failed(self, replica: Replica, watched: Watched, reason: str, *, sure: bool) -> None:
         watched.strikes += 1
         fleet = self._plane.fleet
-        if sure or watched.strikes >= (STRIKES if replica.state is State.READY else 2):
+        patience = STRIKES if replica.state in (State.READY, State.DRAINING) else 2  # both have work
+        if sure or watched.strikes >= patience:
             fleet.apply(replica.index, Event.PROBE_FAILED, reason)
         else:
             fleet.set_error(replica.index, reason)

@@ -7,6 +7,7 @@ from proxy.control.asking import take_off
 from proxy.control.desired import Adapter
 from proxy.control.failpoints import reach
 from proxy.control.plane import Plane
+from proxy.control.sight import fingerprint, look
 
 
 async def restore(plane: Plane, index: int, adapter: Adapter, timeout_secs: float) -> Answer:
@@ -15,8 +16,8 @@ async def restore(plane: Plane, index: int, adapter: Adapter, timeout_secs: floa
     Where the proxy sees the files and they have changed since, the answer is REFUSED with the reason, and nothing is
     left loaded under the name (or the replica is tainted with it).
     """
-    fleet, files = plane.fleet, plane.files
-    seen = await plane.in_thread(files.look, adapter.path) if adapter.digest is not None else None
+    fleet = plane.fleet
+    seen = await look(plane, adapter.path, timeout_secs) if adapter.digest is not None else None
     if seen is not None and seen.digest != adapter.digest:
         return _changed(adapter)
     endpoint = fleet.replicas[index].endpoint
@@ -27,7 +28,7 @@ async def restore(plane: Plane, index: int, adapter: Adapter, timeout_secs: floa
         fleet.taint(index, adapter.upstream, "the answer to a load was lost")
     if not answer.ok:
         return answer
-    if seen is not None and await plane.in_thread(files.fingerprint, adapter.path) != seen.fingerprint:
+    if seen is not None and await fingerprint(plane, adapter.path) != seen.fingerprint:
         fleet.taint(index, adapter.upstream, "its files changed while it was loaded")
         await take_off(plane, index, adapter.upstream)
         return _changed(adapter)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 
 from proxy.control import edits
-from proxy.control.adapter_files import Seen
 from proxy.control.desired import Adapter
 from proxy.control.plane import Plane
+from proxy.control.sight import see
 from proxy.replica_state import State
 
 logger = logging.getLogger("lorafleet.reconcile")
@@ -50,8 +50,11 @@ class Retirement:
         """An adapter that no living replica holds and whose committed files the proxy does not see either keeps every
         replica from serving: after a while it is given up, so that yesterday's deleted run does not block today's."""
         plane, fleet = self._plane, self._plane.fleet
-        seen: Seen | None = await plane.in_thread(plane.files.look, adapter.path)
-        there = seen is not None and adapter.digest in (None, seen.digest)
+        try:
+            seen = await see(plane, adapter.path)
+            there = seen is not None and adapter.digest in (None, seen.digest)
+        except TimeoutError:  # whether they are there will be known when the mount answers again
+            there = True
         if there or any(adapter.upstream in r.holds for r in fleet.members() if r.state is not State.DOWN):
             self.found(adapter)
             return

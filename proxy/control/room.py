@@ -22,7 +22,7 @@ async def make_room(plane: Plane, name: str) -> None:
     fleet = plane.fleet
     max_loras = fleet.max_loras()
     coming = half_loaded(plane, name)
-    room = slots.to_make_room(fleet.desired, name, max_loras, fleet.running, coming=len(coming))
+    room = slots.to_make_room(fleet.desired, name, max_loras, fleet.running, coming=coming)
     if room is None:
         assert max_loras is not None
         refusal = slots.refusal(fleet.desired, name, max_loras, fleet.running, coming=coming)
@@ -33,8 +33,8 @@ async def make_room(plane: Plane, name: str) -> None:
 
 
 def half_loaded(plane: Plane, but: str) -> list[str]:
-    """Names not listed yet that a load other than that of `but` has brought to at least one replica."""
+    """Names that a load other than that of `but` has brought to at least one replica, in their new meaning."""
     fleet = plane.fleet
     held = {upstream for replica in fleet.members() for upstream in replica.holds}
     names = {upstream.partition("@")[0] for upstream in plane.pending & held}
-    return sorted(names - {but} - fleet.desired.adapters.keys())
+    return sorted(names - {but})

@@ -45,18 +45,22 @@ def of_earlier_runs(desired: Desired, name: str) -> list[Adapter]:
 
 
 def to_make_room(
-    desired: Desired, name: str, max_loras: int | None, running: Mapping[str, int], *, coming: int = 0
+    desired: Desired, name: str, max_loras: int | None, running: Mapping[str, int], *, coming: Collection[str] = ()
 ) -> list[Adapter] | None:
     """Versions to retire so that `name` can be listed: none, or idle ones of earlier runs. None: there is no room.
 
-    `coming` more versions will be listed soon.
+    `coming` are names that other loads will bind soon: each needs a slot, and to retire what it means now frees none.
     """
     if max_loras is None or name in desired.adapters:
         return []
-    excess = len(desired.adapters) + coming + 1 - max_loras
+    excess = len(desired.adapters.keys() | set(coming)) + 1 - max_loras
     if excess <= 0:
         return []
-    idle = [adapter for adapter in of_earlier_runs(desired, name) if not running.get(adapter.upstream)]
+    idle = [
+        adapter
+        for adapter in of_earlier_runs(desired, name)
+        if not running.get(adapter.upstream) and adapter.name not in coming
+    ]
     return idle[:excess] if len(idle) >= excess else None
 
 
@@ -68,7 +72,7 @@ def refusal(
         f"{a.name} ({running.get(a.upstream, 0)} in flight)"
         for a in sorted(desired.adapters.values(), key=lambda a: a.order)
     ]
-    listed += [f"{other} (being loaded)" for other in coming]
+    listed += [f"{other} (being loaded)" for other in coming if other not in desired.adapters]
     return (
         f"loading {name!r} would make an engine evict a listed version: {len(listed)} of "
         f"max_loras={max_loras} slots hold listed versions: {', '.join(listed)}. Unload one first, or start the "

@@ -29,30 +29,30 @@ async def disagreement(
     An adapter whose B matrices are all zero (the first version of a run) answers as base does and is right.
     """
     probes = await asyncio.gather(*(calls.probe(r.endpoint, adapter.upstream, timeout_secs) for r in replicas))
-    failed = [answer.of(r.index) for r, answer in zip(replicas, probes, strict=True) if isinstance(answer, Answer)]
+    failed = [
+        _failed(r.index, said) for r, said in zip(replicas, probes, strict=True) if isinstance(said, Answer) or not said
+    ]
     if failed:
         return "the probe under the new name failed", failed
     values = [probe for probe in probes if not isinstance(probe, Answer)]
-    odd = [
-        ReplicaAnswer(
-            r.index,
-            200,
-            f"log-probabilities {_short(value)} against {_short(values[0])} on replica {replicas[0].index}",
-        )
-        for r, value in zip(replicas, values, strict=True)
-        if not _close(value, values[0])
-    ]
-    if odd:
-        return "replicas answer with different weights under the new name", odd
+    if not all(_close(value, values[0]) for value in values):
+        return "replicas answer with different weights under the new name", [
+            ReplicaAnswer(r.index, 200, f"log-probabilities {_short(value)}")
+            for r, value in zip(replicas, values, strict=True)
+        ]
     of_base = await calls.probe(replicas[0].endpoint, base, timeout_secs)
-    if isinstance(of_base, Answer):
-        return "the probe of the base model failed", [of_base.of(replicas[0].index)]
+    if isinstance(of_base, Answer) or not of_base:
+        return "the probe of the base model failed", [_failed(replicas[0].index, of_base)]
     if _close(of_base, values[0], exact=True) and not zero_effect(adapter.path):
         return (
             "the load had no effect: replicas answer under the new name exactly as the base model does",
             [ReplicaAnswer(r.index, 200, "answers as base") for r in replicas],
         )
     return None
+
+
+def _failed(index: int, said: Answer | tuple[float, ...]) -> ReplicaAnswer:
+    return said.of(index) if isinstance(said, Answer) else ReplicaAnswer(index, 200, "named no log-probabilities")
 
 
 def zero_effect(path: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -84,4 +85,17 @@ async def test_zero_is_for_ever(tmp_path: Path) -> None:
         assert (await it.pause()).ok
         it.paused = True
         await asyncio.sleep(0.5)
+        await it.check()
+
+
+async def test_the_clock_of_the_machine_is_set_back(tmp_path: Path) -> None:
+    """The lease is over by the loop's clock and not by the wall's: the pause must not stay for good."""
+    async with rig(1, tmp_path, options={"pause_lease_secs": 1.0}) as it:
+        offset = 0.0
+        it.parts.plane.wall = lambda: time.time() + offset
+        assert (await it.pause()).ok
+        offset = -3600.0
+        await asyncio.sleep(1.2)
+        offset = 0.0
+        await it.until(lambda: it.parts.fleet.desired.pause is None, "resumed", secs=10)
         await it.check()

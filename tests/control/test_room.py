@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from proxy.control import edits, slots
+from proxy.control.desired import Adapter, Desired
+from proxy.control.room import half_loaded, make_room
+from proxy.errors import Conflict
+
+
+class FakePlane:
+    """`listed` in commit order, each held by the one replica; `pending` upstream names, and those that it holds."""
+
+    def __init__(self, *listed: str, max_loras: int, pending: tuple[str, ...] = (), held: tuple[str, ...] = ()) -> None:
+        desired = Desired()
+        for name in listed:
+            desired = desired.bind(Adapter(name, "/x", None, name))
+        replica = SimpleNamespace(holds=dict.fromkeys([*listed, *held]))
+        self.fleet: Any = SimpleNamespace(
+            desired=desired, running=Counter[str](), max_loras=lambda: max_loras, members=lambda: [replica]
+        )
+        self.pending = set(pending)
+
+    async def edit(self, line: Any) -> None:
+        self.fleet.desired = edits.apply(self.fleet.desired, line)
+
+    @property
+    def names(self) -> set[str]:
+        return set(self.fleet.desired.adapters)
+
+
+async def room(plane: FakePlane, name: str) -> set[str]:
+    await make_room(plane, name)  # type: ignore[arg-type]
+    return plane.names
+
+
+async def test_room_enough() -> None:
+    assert await room(FakePlane("p-v1", "p-v2", max_loras=3), "p-v3") == {"p-v1", "p-v2"}
+    assert await room(FakePlane("p-v1", "p-v2", max_loras=2), "p-v2") == {"p-v1", "p-v2"}
+
+
+async def test_an_earlier_run_makes_room() -> None:
+    assert await room(FakePlane("p-v8", "p-v9", "p-v1", max_loras=3), "p-v2") == {"p-v9", "p-v1"}
+
+
+async def test_what_is_half_loaded_needs_a_slot() -> None:
+    plane = FakePlane("p-v1", max_loras=2, pending=("q-v1@abc",), held=("q-v1@abc",))
+    with pytest.raises(Conflict, match=r"2 of max_loras=2 slots .*q-v1 \(being loaded\)"):
+        await room(plane, "p-v2")
+    assert await room(plane, "q-v1") == {"p-v1"}
+
+
+async def test_what_waits_for_its_files_needs_none_yet() -> None:
+    assert await room(FakePlane("p-v1", max_loras=2, pending=("q-v1",)), "p-v2") == {"p-v1"}
+
+
+async def test_a_name_that_is_bound_anew_frees_no_slot() -> None:
+    """p-v9 is of an earlier run and half loaded again: to retire what it meant makes no room."""
+    plane = FakePlane("p-v9", "p-v1", max_loras=2, pending=("p-v9@abc",), held=("p-v9@abc",))
+    assert half_loaded(plane, "p-v2") == ["p-v9"]  # type: ignore[arg-type]
+    with pytest.raises(Conflict):
+        await room(plane, "p-v2")
+    assert plane.names == {"p-v9", "p-v1"}
+
+
+def test_the_refusal_counts_each_name_once() -> None:
+    desired = Desired().bind(Adapter("a", "/x", None, "a"))
+    said = slots.refusal(desired, "c", 2, {}, coming=("a", "b"))
+    assert "2 of max_loras=2" in said and "b (being loaded)" in said and "a (being loaded)" not in said
