@@ -47,7 +47,8 @@ class Actor:
         return gone
 
     async def _take_off(self, replica: Replica, upstream: str) -> bool:
-        verdict = await take_off(self._plane, replica.index, upstream)
+        # Once: the loop comes again, and must look at a replica that does not answer.
+        verdict = await take_off(self._plane, replica.index, upstream, tries=1)
         if verdict.said is not Said.OK:
             self._plane.fleet.set_error(replica.index, f"still lists {upstream}: {verdict.answer.message}")
         return verdict.said is Said.OK

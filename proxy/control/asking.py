@@ -77,13 +77,13 @@ async def broadcast(
     return Result(transaction, verdicts, spoilt)
 
 
-async def take_off(plane: Plane, index: int, upstream: str) -> Verdict:
-    """Unload on one replica; a lost answer is asked again: unloading what is not there does no harm."""
+async def take_off(plane: Plane, index: int, upstream: str, tries: int = 3) -> Verdict:
+    """Unload on one replica; after a lost answer it is asked again: unloading what is not there does no harm."""
     fleet = plane.fleet
     answer = Answer(Outcome.NO_ANSWER, None, "not asked")
     plane.leaving[upstream] += 1
     try:
-        for _ in range(3):
+        for _ in range(tries):
             reach("before-take-off")
             answer = await plane.calls.unload(
                 fleet.replicas[index].endpoint, upstream, plane.settings.admin_timeout_secs

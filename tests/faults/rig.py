@@ -16,7 +16,7 @@ import contextlib
 import itertools
 import json
 import random
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ class Rig:
     """One proxy and its replicas. `names` is what the test says is committed: client name -> weights; `weights_ever`
     is for tests that publish under names of their own and judge answers later."""
 
-    def __init__(self, sims: SimFleet, app: App, library: Library) -> None:
+    def __init__(self, sims: SimFleet | Named, app: App, library: Library) -> None:
         self.sims = sims
         self.app = app
         self.parts = app.parts
@@ -235,6 +235,14 @@ class Rig:
         self.said.clear()
 
 
+class Named:
+    """A fleet of simulated replicas of which the command line names a part."""
+
+    def __init__(self, sims: SimFleet, urls: Sequence[str]) -> None:
+        self.replicas = sims.replicas
+        self.urls = list(urls)
+
+
 def assert_weights(answer: Answer, name: str, weights: str, prompt: list[int]) -> None:
     """The answer is the one that `weights` give, and says that it is `name`'s."""
     body = answer.json()
@@ -252,7 +260,7 @@ async def rig(
     control: Mapping[str, Any] | None = None,
     wait: bool = True,
     state: Path | None = None,
-    sims: SimFleet | None = None,
+    sims: SimFleet | Named | None = None,
     **replica: Any,
 ) -> AsyncIterator[Rig]:
     """A running proxy. `options` are flags, `control` fields of ControlSettings, the rest ReplicaOptions; `sims` keeps

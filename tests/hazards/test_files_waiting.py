@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from proxy.simulator import SimFleet
 from tests.faults.asgi import Answer
-from tests.faults.rig import Rig, quick, rig, weights_of  # noqa: F401
+from tests.faults.rig import CANARY, Named, Rig, quick, rig, weights_of  # noqa: F401
 from trainer_client.digest import adapter_digest
 
 PATIENT = {"load_deadline_secs": 600.0}
@@ -137,6 +138,25 @@ async def test_a_replica_that_restarts_meanwhile_has_not_died_of_it(where: int, 
         assert answer.ok, answer.text
         it.names["late"] = weights_of(it.library.path(2))
         await it.check()
+
+
+async def test_a_replica_that_joins_meanwhile_gets_it_before_it_serves_on(tmp_path: Path) -> None:
+    """It was ready when the load had begun without it, and is not when the load is done, until it holds it as well."""
+    async with SimFleet(3, api_key=CANARY, require_token_everywhere=True, max_loras=5) as sims:
+        urls = list(sims.urls)
+        async with rig(2, tmp_path, options=PATIENT, sims=Named(sims, urls[:2])) as it:
+            load = await waiting(it, "late", it.library.path(2), 1)
+            assert (await it.ask("POST", "/fleet/replicas", {"url": urls[2]})).status == 201
+            await it.until(lambda: len(it.parts.fleet.ready()) == 3, "joined")
+            sims.replicas[2].faults.add("not_visible", "load", name="late", times=5)
+            sims.replicas[1].faults.clear()
+            assert (await load).ok
+            it.names["late"] = weights_of(it.library.path(2))
+            for _ in range(6):
+                answer = await it.complete("late", it.new_prompt())
+                assert answer.ok
+                assert sims.replicas[int(answer.headers["x-lorafleet-replica"])].weights("late") is not None
+            await it.check()
 
 
 async def test_ending_meanwhile(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from proxy.replica_state import State
 from proxy.simulator import SimFleet
-from tests.faults.rig import CANARY, Rig, quick, rig, weights_of  # noqa: F401
+from tests.faults.rig import CANARY, Named, Rig, quick, rig, weights_of  # noqa: F401
 
 
 def states(it: Rig) -> dict[int, str]:
@@ -42,14 +42,6 @@ async def test_the_fleet_is_the_same_again(tmp_path: Path) -> None:
             it.names["a"] = weights_of(it.library.path(1))
             await it.check()
             assert sims.replicas[0].weights("a") == it.names["a"]
-
-
-class Named:
-    """A fleet of which the command line names a part."""
-
-    def __init__(self, sims: SimFleet, urls: list[str]) -> None:
-        self.replicas = sims.replicas
-        self.urls = urls
 
 
 async def test_a_journal_that_cannot_be_written(tmp_path: Path) -> None:
