@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from proxy.control import sight
-from proxy.control.sight import look, see
+from proxy.control.sight import see
 from proxy.errors import TransactionFailed
 
 if TYPE_CHECKING:
@@ -52,13 +52,7 @@ async def arrived(plane: Plane, path: str, digest: str | None, deadline: float) 
     )
 
 
-async def late_digest(plane: Plane, path: str, began: float) -> str | None:
-    """The digest of files that came into the proxy's sight only while the replicas loaded them.
-
-    Known only when they were written before anybody was asked (`began`, wall-clock seconds) and merely became visible
-    late: then all replicas have read the same bytes.
-    """
-    seen = await look(plane, path)
-    if seen is None or any(modified >= began * 1e9 for _, _, modified, _ in seen.fingerprint):
-        return None
-    return seen.digest
+def written_before(seen: Seen, moment: float) -> bool:
+    """Whether these files were written before `moment` (wall-clock seconds), by their own account: who read them since
+    has read the same bytes."""
+    return all(modified < moment * 1e9 for _, _, modified, _ in seen.fingerprint)

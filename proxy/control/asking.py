@@ -68,12 +68,12 @@ async def broadcast(
 
     verdicts, spoilt = await run(transaction, ask=ask, undo=undo or ask, gone=gone)
     for index in spoilt:
-        fleet.apply(index, Event.DRIFTED, "could not be put back after a failed change")
+        _behind(plane, index, "could not be put back after a failed change")
     for index in transaction.where(Seat.LEFT):
         reason = verdicts[index].answer.message
         fleet.call_failed(index, reason)
         if transaction.phase is Phase.COMMITTED:
-            fleet.apply(index, Event.DRIFTED, f"missed a change: {reason}")
+            _behind(plane, index, f"missed a change: {reason}")
     return Result(transaction, verdicts, spoilt)
 
 
@@ -168,4 +168,10 @@ async def put_back(plane: Plane, replicas: Iterable[int], undo: Call) -> None:
     indices = list(replicas)
     for index, verdict in zip(indices, await asyncio.gather(*map(undo, indices)), strict=True):
         if verdict.said is not Said.OK:
-            plane.fleet.apply(index, Event.DRIFTED, "could not be put back after a failed change")
+            _behind(plane, index, "could not be put back after a failed change")
+
+
+def _behind(plane: Plane, index: int, reason: str) -> None:
+    """Not one that is down: that it is behind will be seen when it is back."""
+    if plane.fleet.replicas[index].state is not State.DOWN:
+        plane.fleet.apply(index, Event.DRIFTED, reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from proxy.control import edits
 from proxy.control.adapter_files import check_name
-from proxy.control.arrival import arrived, late_digest
+from proxy.control.arrival import arrived, written_before
 from proxy.control.asking import broadcast, participants, take_off
 from proxy.control.desired import Adapter, choose_upstream
 from proxy.control.failpoints import reach
@@ -54,6 +55,8 @@ class Load:
     watch: Stopwatch
     deadline: float = field(init=False)
     seen: Seen | None = None
+    read_from: float = math.inf
+    """Wall-clock seconds: no replica that has the adapter began to read it before."""
 
     async def run(self) -> None:
         """Raises BadRequest, Conflict (no slot), Unavailable (no replica), TransactionFailed (undone)."""
@@ -72,19 +75,20 @@ class Load:
             replicas = await participants(plane)
             check_name(request.name, plane.fleet.base_models())  # they may have become known only now
             await make_room(plane, request.name)
-            began = plane.wall()
         conflict: set[str] = set()
         for _ in range(TRIES):
             adapter = await self._reserve(digest, frozenset(conflict))
             try:
                 result = await self._offer(adapter, replicas)
                 if result is not None:
-                    if digest is None:
-                        adapter = replace(adapter, digest=await late_digest(plane, request.path, began))
-                    async with self.turn:
-                        await self._commit(adapter, [plane.fleet.replicas[i] for i in result.where(Seat.DONE)])
-                    self.watch.lap("commit")
-                    return
+                    done = [plane.fleet.replicas[index] for index in result.where(Seat.DONE)]
+                    if digest is not None or await self._late(adapter, done):
+                        digest = digest or (self.seen.digest if self.seen else None)
+                        async with self.turn:
+                            await self._commit(replace(adapter, digest=digest), done)
+                        self.watch.lap("commit")
+                        return
+                    digest = self.seen.digest if self.seen else None
             finally:
                 plane.pending.discard(adapter.upstream)
             conflict.add(adapter.upstream)
@@ -99,6 +103,17 @@ class Load:
         if not same_path(bound.path, self.request.path):  # restarts from now on should not depend on the older files
             await self.plane.edit(edits.bind(replace(bound, path=self.request.path)))
         return True
+
+    async def _late(self, adapter: Adapter, done: list[Replica]) -> bool:
+        """The files have come into sight while replicas loaded them; then their digest must be known from now on, or a
+        replica that restarts could load whatever lies there by then. False: replicas may have read other bytes than
+        these, so the adapter is off them again, and is to be offered once more, with its digest."""
+        self.seen = await look(self.plane, adapter.path)
+        if self.seen is None or written_before(self.seen, self.read_from):
+            return True
+        async with self.turn:
+            await self._take_back(adapter, done)
+        return False
 
     def _check_provable(self) -> None:
         if self.plane.settings.verify_load and self.plane.fleet.paused():
@@ -147,6 +162,8 @@ class Load:
         abandoned = placed = False
         full: list[Conflict] = []
         loadings: dict[int, Loading] = {}
+        started: dict[int, float] = {}
+        self.read_from = math.inf
 
         @asynccontextmanager
         async def attempt(replica: Replica) -> AsyncIterator[None]:
@@ -159,6 +176,7 @@ class Load:
                         raise
                 await plane.freshening.freshen([replica], loading=adapter.upstream, instead_of=adapter.name)
                 reach("before-load")
+                started[replica.index] = plane.wall()
                 yield
                 reach("after-load")
 
@@ -184,6 +202,7 @@ class Load:
             verdict = await loading.run()
             if verdict.said is Said.OK:
                 placed = True
+                self.read_from = min(self.read_from, started[index])
                 fleet.held(index, adapter.upstream, adapter.path)
                 return verdict
             if verdict.unsure:

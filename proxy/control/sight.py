@@ -63,6 +63,12 @@ async def _within(plane: Plane, secs: float, call: Callable[..., Any], path: str
         return task.result()
     logger.warning("%s does not answer within %g s; going on as if this machine did not see it", path, secs)
     plane.hanging[path] = task
-    task.add_done_callback(lambda done: plane.hanging.pop(path, None))
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    task.add_done_callback(lambda done: _came_back(plane, path, done))
     raise TimeoutError
+
+
+def _came_back(plane: Plane, path: str, done: asyncio.Future[Any]) -> None:
+    if plane.hanging.get(path) is done:
+        del plane.hanging[path]
+    if not done.cancelled():
+        done.exception()

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from proxy.control.adapter_files import Fingerprint, Seen
-from proxy.control.arrival import arrived, late_digest
+from proxy.control.arrival import arrived, written_before
 from proxy.control.plane import Plane
 from proxy.errors import TransactionFailed
 
@@ -98,14 +98,7 @@ async def test_the_deadline() -> None:
         await ask(Script((OTHER, OTHER.fingerprint)), "sha256:1", secs=0.0)
 
 
-@pytest.mark.parametrize(
-    ("seen", "began", "digest"),
-    [
-        (None, 5.0, None),
-        (Seen("sha256:1", mark(4_000_000_000)), 5.0, "sha256:1"),
-        (Seen("sha256:1", mark(6_000_000_000)), 5.0, None),
-    ],
-)
-async def test_late_digest(seen: Seen | None, began: float, digest: str | None) -> None:
-    script = Script((seen, seen.fingerprint if seen else None))
-    assert await late_digest(cast(Plane, script), "/a", began) == digest
+def test_written_before() -> None:
+    assert written_before(Seen("sha256:1", mark(4_000_000_000)), 5.0)
+    assert not written_before(Seen("sha256:1", mark(5_000_000_000)), 5.0)
+    assert not written_before(Seen("sha256:1", (*mark(4_000_000_000), *mark(6_000_000_000))), 5.0)

@@ -599,7 +599,8 @@ class World:
         self.check_rest()
 
     def _equal(self) -> bool:
-        return not self.difference() and not self.proxy.fleet.desired.retiring
+        plane = self.proxy.plane  # busy: the lease of a pause may have run out just now
+        return not self.difference() and not self.proxy.fleet.desired.retiring and not plane.busy
 
     def _release_lost(self) -> None:
         """Files that are gone keep a replica that lost its adapters away: the operator unloads what is lost."""

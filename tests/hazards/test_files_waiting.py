@@ -4,13 +4,18 @@ lease of a pause go on; what is asked for the same name waits."""
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import time
 from pathlib import Path
 
 import pytest
 
+from proxy.control import adapter_files
+from proxy.control.adapter_files import Fingerprint, Seen
 from proxy.simulator import SimFleet
 from tests.faults.asgi import Answer
-from tests.faults.rig import CANARY, Named, Rig, quick, rig, weights_of  # noqa: F401
+from tests.faults.rig import CANARY, PROMPT, Named, Rig, assert_weights, quick, rig, weights_of  # noqa: F401
 from trainer_client.digest import adapter_digest
 
 PATIENT = {"load_deadline_secs": 600.0}
@@ -138,6 +143,60 @@ async def test_a_replica_that_restarts_meanwhile_has_not_died_of_it(where: int, 
         assert answer.ok, answer.text
         it.names["late"] = weights_of(it.library.path(2))
         await it.check()
+
+
+async def test_files_that_appear_late_have_a_digest_all_the_same(tmp_path: Path) -> None:
+    """Nobody saw them when the load began. When others lie there later, no replica that restarts may load those."""
+    async with rig(2, tmp_path, options=PATIENT) as it:
+        path = tmp_path / "late"
+        load = asyncio.create_task(it.load("late", path))
+        await it.until(lambda: it.replicas[0].calls["load"] > 2, "asked")
+        it.library.write(tmp_path / "elsewhere", 2)
+        (tmp_path / "elsewhere").rename(path)
+        assert (await load).ok
+        it.names["late"] = weights_of(path)
+        await it.check()
+        assert it.parts.fleet.desired.adapters["late"].digest == adapter_digest(path)
+        shutil.rmtree(path)
+        it.library.write(path, 3)
+        await it.sims.restart(1)
+        await it.until(lambda: "no longer the committed" in (it.parts.fleet.replicas[1].last_error or ""), "kept away")
+        for _ in range(4):
+            answer = await it.complete("late")
+            assert_weights(answer, "late", it.names["late"], PROMPT)
+        await it.must_unload("late")
+        await it.check()
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["sure", "unsure"])
+async def test_bytes_that_a_replica_may_have_read_too_early(before: bool, tmp_path: Path) -> None:
+    """By the files' own account they were written after a replica was asked: the load is done once more."""
+    async with rig(2, tmp_path, options=PATIENT) as it:
+        path = it.library.path(2)
+        moment = time.time() + (-100 if before else 100)
+        for file in path.iterdir():
+            os.utime(file, (moment, moment))
+        blind = Blind(1)
+        it.parts.plane.files = blind
+        await it.must_load("late", path)
+        assert [replica.calls["load"] for replica in it.replicas] == [1 if before else 2] * 2
+        adapter = it.parts.fleet.desired.adapters["late"]
+        assert adapter.digest == adapter_digest(path) and ("@" in adapter.upstream) != before
+        await it.check()
+
+
+class Blind:
+    """Sees nothing for a while: as many fingerprints as a load takes before it asks."""
+
+    def __init__(self, loads: int) -> None:
+        self.left = 2 * loads + 1
+
+    def look(self, path: str) -> Seen | None:
+        return adapter_files.look(path)
+
+    def fingerprint(self, path: str) -> Fingerprint | None:
+        self.left -= 1
+        return adapter_files.fingerprint(path) if self.left < 0 else None
 
 
 async def test_a_replica_that_joins_meanwhile_gets_it_before_it_serves_on(tmp_path: Path) -> None:
