@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from proxy.control.answers import Answer, ReplicaCalls
@@ -29,20 +30,21 @@ async def disagreement(
     An adapter whose B matrices are all zero (the first version of a run) answers as base does and is right.
     """
     probes = await asyncio.gather(*(calls.probe(r.endpoint, adapter.upstream, timeout_secs) for r in replicas))
-    failed = [
-        _failed(r.index, said) for r, said in zip(replicas, probes, strict=True) if isinstance(said, Answer) or not said
-    ]
-    if failed:
-        return "the probe under the new name failed", failed
+    if any(isinstance(said, Answer) or not said for said in probes):
+        return "the probe under the new name failed", [
+            _told(r.index, said) for r, said in zip(replicas, probes, strict=True)
+        ]
     values = [probe for probe in probes if not isinstance(probe, Answer)]
     if not all(_close(value, values[0]) for value in values):
         return "replicas answer with different weights under the new name", [
-            ReplicaAnswer(r.index, 200, f"log-probabilities {_short(value)}")
-            for r, value in zip(replicas, values, strict=True)
+            replace(_told(r.index, value), at_fault=True) for r, value in zip(replicas, values, strict=True)
         ]
     of_base = await calls.probe(replicas[0].endpoint, base, timeout_secs)
     if isinstance(of_base, Answer) or not of_base:
-        return "the probe of the base model failed", [_failed(replicas[0].index, of_base)]
+        return "the probe of the base model failed", [
+            _told(replicas[0].index, of_base),
+            *(_told(r.index, value) for r, value in zip(replicas[1:], values[1:], strict=True)),
+        ]
     if _close(of_base, values[0], exact=True) and not zero_effect(adapter.path):
         return (
             "the load had no effect: replicas answer under the new name exactly as the base model does",
@@ -51,8 +53,12 @@ async def disagreement(
     return None
 
 
-def _failed(index: int, said: Answer | tuple[float, ...]) -> ReplicaAnswer:
-    return said.of(index) if isinstance(said, Answer) else ReplicaAnswer(index, 200, "named no log-probabilities")
+def _told(index: int, said: Answer | tuple[float, ...]) -> ReplicaAnswer:
+    if isinstance(said, Answer):
+        return said.of(index)
+    if not said:
+        return ReplicaAnswer(index, 200, "named no log-probabilities")
+    return ReplicaAnswer(index, 200, f"log-probabilities {_short(said)}", at_fault=False)
 
 
 def zero_effect(path: str) -> bool:
