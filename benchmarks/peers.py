@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -104,6 +105,7 @@ async def running(peer: Peer, urls: list[str], env: Mapping[str, str] | None = N
             stdout=output,
             stderr=output,
             start_new_session=True,
+            preexec_fn=_die_with_parent,
             env=clean | dict(env or {}),
         )
         try:
@@ -115,6 +117,11 @@ async def running(peer: Peer, urls: list[str], env: Mapping[str, str] | None = N
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def _die_with_parent() -> None:
+    """A router does not outlive a benchmark that is killed: PR_SET_PDEATHSIG of prctl(2)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 async def _ready(process: subprocess.Popen[bytes], address: str, replicas: int) -> bool:
