@@ -13,7 +13,7 @@ from proxy.control.asking import broadcast, take_off
 from proxy.control.failpoints import reach
 from proxy.control.loading import Loading, Verdict
 from proxy.control.result import Result
-from proxy.control.room import make_room
+from proxy.control.room import check_pushed_out, make_room
 from proxy.control.transaction import Said
 from proxy.errors import Conflict, ReplicaAnswer, TransactionFailed
 
@@ -88,13 +88,14 @@ class Offer:
         """The turn, with room for the adapter. Raises Conflict."""
         plane, adapter = self.plane, self.adapter
         async with self.turn:
-            if not self._placed:
-                try:
+            try:
+                if not self._placed:
                     await make_room(plane, adapter.name)
-                except Conflict as error:
-                    self._full = error
-                    raise
-            await plane.freshening.freshen([replica], loading=adapter.upstream, instead_of=adapter.name)
+                await plane.freshening.freshen([replica], loading=adapter.upstream, instead_of=adapter.name)
+                await check_pushed_out(plane, replica, adapter)
+            except Conflict as error:
+                self._full = error
+                raise
             reach("before-load")
             self._started[replica.index] = plane.wall()
             yield

@@ -56,9 +56,9 @@ class Result:
         status = 502
         if self.said(Said.REFUSED) and len(statuses) == 1 and 400 <= (only := statuses.pop()) < 500 and only != 404:
             status = only
-        ending = "undone on every replica"
-        if self.spoilt:
-            ending = f"not undone on replica {', '.join(map(str, self.spoilt))}"
-        return TransactionFailed(
-            f"{what} failed and was {ending}", self.of_each(), status=status, undone=not self.spoilt
-        )
+        ending = " and was undone on every replica"
+        if not self.transaction.undoable:
+            ending = ""
+        elif self.spoilt:
+            ending = f" and was not undone on replica {', '.join(map(str, self.spoilt))}"
+        return TransactionFailed(f"{what} failed{ending}", self.of_each(), status=status, undone=not self.spoilt)

@@ -6,10 +6,13 @@ import logging
 from typing import TYPE_CHECKING
 
 from proxy.control import edits, slots
+from proxy.control.sight import look
 from proxy.errors import Conflict
 
 if TYPE_CHECKING:
+    from proxy.control.desired import Adapter
     from proxy.control.plane import Plane
+    from proxy.fleet import Replica
 
 logger = logging.getLogger("lorafleet.control")
 
@@ -38,3 +41,21 @@ def half_loaded(plane: Plane, but: str) -> list[str]:
     held = {upstream for replica in fleet.members() for upstream in replica.holds}
     names = {upstream.partition("@")[0] for upstream in plane.pending & held}
     return sorted(names - {but})
+
+
+async def check_pushed_out(plane: Plane, replica: Replica, incoming: Adapter) -> None:
+    """What could not be kept young (see `freshening`; the fleet may be paused) loses its slot to `incoming`, and is
+    read again from its path when it is used next. Raises Conflict when other weights lie there by now.
+    """
+    capacity = replica.facts.max_loras if replica.facts else None
+    gone = slots.pushed_out(replica.recent or {}, capacity, incoming.upstream, replica.running)
+    for adapter in plane.fleet.desired.adapters.values():
+        if adapter.upstream not in gone or adapter.name == incoming.name or adapter.digest is None:
+            continue
+        seen = await look(plane, adapter.path)
+        if seen is not None and seen.digest != adapter.digest:
+            raise Conflict(
+                f"loading {incoming.name!r} would make the engine of replica {replica.index} evict {adapter.name}, "
+                f"whose files have changed since it was loaded; unload {adapter.name} first",
+                param="lora_name",
+            )

@@ -10,6 +10,8 @@ from proxy.control import edits, slots
 from proxy.control.desired import Adapter, Desired
 from proxy.control.room import half_loaded, make_room
 from proxy.errors import Conflict
+from tests.control.scene import do, world_of
+from tests.control.world import World
 
 
 class FakePlane:
@@ -71,3 +73,31 @@ def test_the_refusal_counts_each_name_once() -> None:
     desired = Desired().bind(Adapter("a", "/x", None, "a"))
     said = slots.refusal(desired, "c", 2, {}, coming=("a", "b"))
     assert "2 of max_loras=2" in said and "b (being loaded)" in said and "a (being loaded)" not in said
+
+
+def test_a_listed_version_is_not_pushed_out_when_its_files_have_changed() -> None:
+    """Under a pause nothing can be used to keep its slot: the engine would read those files at the next use."""
+    with world_of(2, max_loras=2) as world:
+        for name in ("a", "b"):
+            world.files.write(f"/{name}", name)
+            do(world, world.proxy.adapters.load(name, f"/{name}"))
+        do(world, world.proxy.adapters.unload("b"))
+        completion = world.complete("a")
+        assert world.until(completion.done, 10)
+        ghost_is_younger(world)
+        pause = world.switch("pause", "mode=keep")
+        assert world.until(pause.done, 10)
+        world.files.write("/c", "c")
+        world.files.write("/a", "other")
+        with pytest.raises(Conflict, match="evict a, whose files have changed"):
+            do(world, world.proxy.adapters.load("c", "/c"))
+        assert not any(replica.alive.lost_slots for replica in world.replicas)
+        world.files.write("/a", "a")
+        do(world, world.proxy.adapters.load("c", "/c"))
+
+
+def ghost_is_younger(world: World) -> None:
+    for replica in world.proxy.fleet.replicas:
+        assert replica.recent is not None
+        replica.recent.pop("b", None)
+        replica.recent["b"] = None
