@@ -1,9 +1,8 @@
 """A GRPO load on two real vLLM replicas (CPU): lorafleet's prefix routing beside round robin and vllm-router.
 
-    python -m benchmarks.grpo_load [--rounds 3] [--concurrency 32 8]       needs `make real`
+    python -m benchmarks.grpo_load [--rounds 3] [--concurrency 32 8] [--size tiny]      needs `make real`
 
-40 prompts of 600 tokens, eight rollouts each, two turns (the second adds 100 tokens), under a LoRA adapter, on a model
-of 23M parameters. The routers take turns within each round, over replicas whose caches were emptied. What was reused
+40 prompts of 600 tokens, eight rollouts each, two turns (the second adds 100 tokens), under a LoRA adapter. The routers take turns within each round, over replicas whose caches were emptied. What was reused
 is vLLM's own count. vllm-router knows nothing of adapters: with it, the adapter is loaded on each replica directly.
 """
 
@@ -187,10 +186,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[32, 8])
+    parser.add_argument(
+        "--size", choices=["tiny", "mid"], default="tiny", help="of the model: 4 layers of 128, 8 of 512"
+    )
     parser.add_argument("--json", type=Path, default=Path("out/grpo_load.json"))
     options = parser.parse_args()
-    made = model_directory("mid")
-    about = machine.facts("lorafleet", "vllm-router") | {"vllm": "0.27.1"}
+    made = model_directory(options.size)
+    about = machine.facts("lorafleet", "vllm-router") | {"vllm": "0.27.1", "model": options.size}
     options.json.parent.mkdir(parents=True, exist_ok=True)
 
     def keep(found: list[Run]) -> None:
