@@ -2,8 +2,9 @@
 
     python -m benchmarks.grpo_load [--rounds 3] [--concurrency 32 8] [--size tiny]      needs `make real`
 
-40 prompts of 600 tokens, eight rollouts each, two turns (the second adds 100 tokens), under a LoRA adapter. The routers take turns within each round, over replicas whose caches were emptied. What was reused
-is vLLM's own count. vllm-router knows nothing of adapters: with it, the adapter is loaded on each replica directly.
+40 prompts of 600 tokens, eight rollouts each, two turns (the second adds 100 tokens), under a LoRA adapter. The routers
+take turns within each round, over replicas whose caches were emptied. What was reused is vLLM's own count. vllm-router
+knows nothing of adapters: with it, the adapter is loaded on each replica directly.
 """
 
 from __future__ import annotations
