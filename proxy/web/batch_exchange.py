@@ -21,7 +21,7 @@ from msgspec import structs
 
 from proxy.errors import LorafleetError, Unavailable, Unmergeable
 from proxy.upstream.transport import Headers
-from proxy.web.asgi import Message, Scope, Send
+from proxy.web.asgi import Message, Receive, Scope, Send
 from proxy.web.batch import Batch, read
 from proxy.web.batch_merge import merge
 from proxy.web.batch_part import Failed, Part, Rebound, Refusal, Refused, Share
@@ -37,6 +37,10 @@ from proxy.web.usage import Learned
 if TYPE_CHECKING:
     from proxy.routing.request import RouteRequest
     from proxy.web.forward import Forwarder
+
+
+LARGE = 256 << 10
+"""Bytes of a body from which on others are served between the steps of reading it."""
 
 
 class WholeRelay(Relay):
@@ -56,7 +60,7 @@ class WholeRelay(Relay):
 class BatchExchange(Exchange):
     """The life of one request with a list of prompts; `run` once."""
 
-    __slots__ = ("_batch", "_parts", "_shares")
+    __slots__ = ("_batch", "_has_read", "_parts", "_shares")
 
     def __init__(
         self, forwarder: Forwarder, scope: Scope, send: Send, body: bytes, request: RouteRequest, *, routed: bool
@@ -64,10 +68,24 @@ class BatchExchange(Exchange):
         super().__init__(forwarder, scope, send, body, request, routed=routed)
         self._relay = WholeRelay(send, len(request.prompts))
         self._batch: Batch | None = None
+        self._has_read = False
         self._shares: list[Share] = []
         self._parts: list[Part] = []
 
+    async def run(self, receive: Receive) -> None:
+        if len(self._body) >= LARGE:  # each step takes some milliseconds a megabyte, in which nobody else is served
+            await asyncio.sleep(0)
+            self._read()
+            await asyncio.sleep(0)
+        await super().run(receive)
+
     # -- dividing ------------------------------------------------------------------------------------------------------
+
+    def _read(self) -> Batch | None:
+        if not self._has_read:
+            self._has_read = True
+            self._batch = read(self._body)
+        return self._batch
 
     def _take(self) -> Held:
         forwarder, request = self._forwarder, self._request
@@ -77,20 +95,18 @@ class BatchExchange(Exchange):
         upstream = served.upstream if served is not None else ""
         alike = len(candidates) > 1 and len({prompt.kind for prompt in request.prompts}) == 1
         division = fleet.router.split(request, upstream, candidates, fleet.clock()) if alike else []
-        batch = read(self._body) if len(division) > 1 else None
+        batch = self._read() if len(division) > 1 else None
         if batch is None or len(batch.prompts) != len(request.prompts):
             self._shares = []
             return forwarder.take(request, served, self._tried, routed=True)
-        self._batch = batch
         shares: list[Share] = []
         try:
             for replica, positions in sorted(division, key=lambda part: part[1][0]):
                 prompts = tuple([request.prompts[position] for position in positions])
                 part = replace(request, prompts=prompts)
                 others = self._tried.union(candidates) - {replica}
-                body = batch.body(positions)
                 lease = forwarder.take(part, served, others, routed=True)
-                shares.append(Share(tuple(positions), body, part, lease))
+                shares.append(Share(tuple(positions), part, lease))
         except BaseException:
             _give_back(shares)
             raise
@@ -134,7 +150,7 @@ class BatchExchange(Exchange):
         assert self._batch is not None
         failure: Exception | None = None
         try:
-            part = Part(self._forwarder, self._scope, number, share, self._batch.n, weave, self._tried)
+            part = Part(self._forwarder, self._scope, number, share, self._batch, weave, self._tried)
             self._parts.append(part)
             await part.serve()
         except (LorafleetError, Cut, Refused, Failed) as exc:

@@ -18,7 +18,7 @@ from proxy.upstream import headers as rules
 from proxy.upstream.transport import Headers, UpstreamResponse
 from proxy.web import usage
 from proxy.web.asgi import Message, Scope
-from proxy.web.batch import Places
+from proxy.web.batch import Batch, Places
 from proxy.web.batch_merge import PartAnswer
 from proxy.web.batch_stream import PartEvents
 from proxy.web.batch_sums import without_cached
@@ -36,10 +36,9 @@ _OWN: Final = frozenset({b"content-length", b"content-encoding"})
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a part is made of: its prompts' positions, its body, and the lease that was taken for it."""
+    """What a part is made of: its prompts' positions, what routing knows of them, and the lease that was taken."""
 
     positions: tuple[int, ...]
-    body: bytes
     request: RouteRequest
     lease: Held
 
@@ -174,12 +173,20 @@ class Part(Exchange):
     _relay: PartRelay
 
     def __init__(
-        self, forwarder: Forwarder, scope: Scope, number: int, share: Share, n: int, weave: Weave, tried: frozenset[int]
+        self,
+        forwarder: Forwarder,
+        scope: Scope,
+        number: int,
+        share: Share,
+        batch: Batch,
+        weave: Weave,
+        tried: frozenset[int],
     ) -> None:
-        super().__init__(forwarder, scope, _nowhere, share.body, share.request, routed=True)
+        body = batch.body(share.positions)
+        super().__init__(forwarder, scope, _nowhere, body, share.request, routed=True)
         self._number = number
         self._weave = weave
-        self._relay = PartRelay(number, Places(share.positions, n), weave)
+        self._relay = PartRelay(number, Places(share.positions, batch.n), weave)
         self._first: Held | None = share.lease
         self._tried = tried
         self.share = share

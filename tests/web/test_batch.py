@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.routing.request import parse
@@ -92,6 +92,7 @@ prompts = st.lists(st.text(min_size=1), min_size=2, max_size=6) | st.lists(
 )
 
 
+@settings(deadline=None)
 @given(prompts, st.data())
 def test_routing_and_parts_read_the_same_prompts(asked: list[Any], data: st.DataObject) -> None:
     indent = data.draw(st.sampled_from([None, 1]))
@@ -105,6 +106,7 @@ def test_routing_and_parts_read_the_same_prompts(asked: list[Any], data: st.Data
     assert parse("/v1/completions", part).prompts == tuple(routed.prompts[position] for position in positions)
 
 
+@settings(deadline=None)
 @given(divisions())
 def test_places_are_a_permutation(division: tuple[int, int, list[list[int]]]) -> None:
     count, n, parts = division

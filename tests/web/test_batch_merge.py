@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from proxy.errors import Unmergeable
 from proxy.web.batch import Places
@@ -12,6 +12,7 @@ from proxy.web.batch_merge import PartAnswer, merge
 from tests.web.batches import answer, divisions, dumps, texts
 
 
+@settings(deadline=None)
 @given(divisions(), texts)
 def test_parts_merged_are_the_answer_of_one_server(division: tuple[int, int, list[list[int]]], text: str) -> None:
     count, n, parts = division

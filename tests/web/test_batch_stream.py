@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.errors import Unmergeable, UpstreamError
@@ -59,6 +59,7 @@ def cut(data: bytes, seed: int) -> Iterable[bytes]:
         data = data[size:]
 
 
+@settings(deadline=None)
 @given(divisions(), texts, st.booleans(), st.integers(0, 10**6))
 def test_parts_woven_are_the_stream_of_one_server(
     division: tuple[int, int, list[list[int]]], text: str, counted: bool, seed: int
@@ -189,6 +190,7 @@ def test_usage_is_told_only_if_all_parts_tell_it() -> None:
     ]
 
 
+@settings(deadline=None)
 @given(st.lists(st.text("a\n", max_size=5)), st.integers(0, 10**6))
 def test_cutting_does_not_depend_on_the_chunks(lines: list[str], seed: int) -> None:
     data = "".join(lines).encode()
