@@ -90,6 +90,7 @@ class Fleet:
         self._watchers: list[Callable[[], None]] = []
         self._offered: list[int] = []
         self._closed: set[str] = set()
+        self._ghosts = 0
         for endpoint in endpoints:
             self.add(endpoint)
 
@@ -177,9 +178,15 @@ class Fleet:
         replica.touch(upstream)
 
     def given_up(self, index: int, upstream: str) -> None:
-        """The replica said that it no longer lists `upstream`; its engine keeps the slot (a ghost)."""
-        self.replicas[index].holds.pop(upstream, None)
-        self.replicas[index].tainted.pop(upstream, None)
+        """The replica said that it no longer lists `upstream`; its engine keeps the slot (a ghost), beside the one that
+        the name gets when it is loaded again."""
+        replica = self.replicas[index]
+        replica.holds.pop(upstream, None)
+        replica.tainted.pop(upstream, None)
+        if replica.recent and upstream in replica.recent and upstream not in replica.running:
+            self._ghosts += 1
+            ghost = f"ghost {self._ghosts} of {upstream}"
+            replica.recent = {ghost if name == upstream else name: None for name in replica.recent}
 
     def taint(self, index: int, upstream: str, reason: str) -> None:
         """The replica may list `upstream`, now or later, with weights that nobody is sure of."""

@@ -11,7 +11,9 @@ from proxy.control.plan import Action, Load, PauseIt, Replace, ResetCache, Resum
 from proxy.control.plane import Plane
 from proxy.control.restoring import restore
 from proxy.control.retirement import Retirement
+from proxy.control.room import check_pushed_out
 from proxy.control.transaction import Said
+from proxy.errors import Conflict
 
 if TYPE_CHECKING:
     from proxy.fleet import Replica
@@ -57,6 +59,12 @@ class Actor:
         plane, fleet = self._plane, self._plane.fleet
         if fleet.desired.by_upstream(adapter.upstream) is None:  # taken away since the plan was made
             return True
+        await plane.freshening.freshen([replica], loading=adapter.upstream)
+        try:
+            await check_pushed_out(plane, replica, adapter)
+        except Conflict as error:
+            fleet.set_error(replica.index, error.message)
+            return False
         answer = await restore(plane, replica.index, adapter, plane.settings.load_deadline_secs)
         if answer.ok:
             self._retirement.found(adapter)

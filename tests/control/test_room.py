@@ -101,3 +101,40 @@ def ghost_is_younger(world: World) -> None:
         assert replica.recent is not None
         replica.recent.pop("b", None)
         replica.recent["b"] = None
+
+
+def test_nor_by_what_a_replica_that_joins_lacks() -> None:
+    """It waits until the fleet goes on; then its versions are used once, and a ghost goes instead."""
+    with world_of(2, max_loras=2) as world:
+        world.files.write("/a", "a")
+        do(world, world.proxy.adapters.load("a", "/a"))
+        replica, known = world.replicas[1], world.proxy.fleet.replicas[1]
+        world.files.write("/x", "x")
+        replica.alive.load("x", "/x")
+        replica.alive.unload("x")
+        known.recent = {"a": None, "x": None}
+        do(world, world.proxy.membership.drain(1))
+        world.files.write("/b", "b")
+        do(world, world.proxy.adapters.load("b", "/b"))
+        pause = world.switch("pause", "mode=keep")
+        assert world.until(pause.done, 10)
+        world.files.write("/a", "other")
+        do(world, world.proxy.membership.undrain(1))
+        world.seconds(5)
+        assert "would make the engine of replica 1 evict a" in (known.last_error or "")
+        assert not replica.alive.lost_slots and "b" not in replica.alive.listed
+        resume = world.switch("resume")
+        assert world.until(resume.done, 10)
+        assert world.until(lambda: len(world.proxy.fleet.ready()) == 2, 20)
+        assert replica.names() == {"a": "a", "b": "b"} and not replica.alive.lost_slots
+
+
+def test_a_name_that_is_loaded_again_has_a_slot_beside_its_ghost() -> None:
+    with world_of(1, max_loras=4) as world:
+        world.files.write("/a", "a")
+        for _ in range(2):
+            do(world, world.proxy.adapters.load("a", "/a"))
+            do(world, world.proxy.adapters.unload("a"))
+        do(world, world.proxy.adapters.load("a", "/a"))
+        recent = [name for name in world.proxy.fleet.replicas[0].recent or {} if "a" in name]
+        assert len(recent) == len(world.replicas[0].alive.slots) == 3
