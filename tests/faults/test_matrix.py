@@ -38,7 +38,7 @@ async def lane(size: int, todo: list[Cell], root: Path) -> list[str]:
     """Take cells of one size until there are none; what failed."""
     failed = []
     while todo:
-        async with rig(size, root) as it:
+        async with rig(size, root, control={"admin_timeout_secs": 20.0}) as it:
             await it.must_load("a", it.library.path(1))
             await it.must_load("b", it.library.path(2))
             while todo:
@@ -71,12 +71,18 @@ async def under_fault(it: Rig, cell: Cell, change: Coroutine[Any, Any, Answer]) 
     plane = it.parts.plane
     # Long where the call will succeed, however busy the machine; short where it can only fail.
     hopeless = cell.lasting or cell.fault == "hang"
-    plane.settings = replace(plane.settings, load_deadline_secs=1.2 if hopeless else 40)
+    usual = plane.settings
+    plane.settings = replace(
+        usual,
+        load_deadline_secs=1.2 if hopeless else 40,
+        admin_timeout_secs=0.6 if cell.fault == "hang" else usual.admin_timeout_secs,
+    )
     strike(cell, it.replicas)
     bystanders = asyncio.gather(healthy(it, cell), bystander(it, cell))
     try:
         return await change
     finally:
+        plane.settings = usual
         await heal(cell, it.replicas)
         await bystanders
 
@@ -104,7 +110,7 @@ def refused(it: Rig, cell: Cell, answer: Answer) -> None:
     assert error["code"] == answer.status
     assert answer.status != 404, "TRL takes a 404 for a server without runtime loading"
     listed = [said["replica"] for said in error.get("replicas", [])]
-    assert all(0 <= index < cell.size for index in listed)
+    assert listed == sorted(set(listed)) and all(0 <= index < cell.size for index in listed)
 
 
 async def load(it: Rig, cell: Cell) -> None:
