@@ -14,6 +14,8 @@ FAIR = 1.25
 """The largest share over the mean that is still even."""
 NOISE = 0.25
 """Cores that other processes may use during a cell; where they used more, its seconds are marked with a ?."""
+SLOWER = 1.03
+"""From how many times round robin's time on a router is called slower."""
 BASELINE = "lorafleet round_robin"
 
 
@@ -70,8 +72,9 @@ def timed(found: Sequence[Found], peers: Sequence[str], bold: str = "") -> list[
                 line.append("")
                 continue
             part = outcome.wall / base.wall
-            shown = f"{part:.2f}"
-            line.append(f"{bold}{shown}{bold}, {outcome.ratio:.2f}" if part > 1.03 else f"{shown}, {outcome.ratio:.2f}")
+            mark = bold if part > SLOWER else ""
+            doubt = "?" if max(outcome.others, base.others) > NOISE else ""
+            line.append(f"{mark}{part:.2f}{mark}{doubt}, {outcome.ratio:.2f}")
         table.append(line)
     return table
 

@@ -27,7 +27,7 @@ def test_tables() -> None:
     ]
     assert timed([FOUND], PEERS, "**") == [
         ["workload", "round robin", "lorafleet prefix", "other", "absent"],
-        ["grouped", "2.50 s, 0.50", "0.80, 0.99", "**1.60**, 1.00", ""],
+        ["grouped", "2.50 s, 0.50", "0.80?, 0.99", "**1.60**?, 1.00", ""],
     ]
     assert markdown([["a", "b"], ["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |\n"
 
