@@ -11,14 +11,22 @@ that short answers count as much as long ones, and none of the three may be nega
 
 from dataclasses import dataclass, field
 from itertools import combinations
+from math import exp
 from typing import Final
 
 FORGET: Final = 0.98
 """Weight that each further answer leaves to all earlier ones: about the last 50 count."""
-MIN_ANSWERS: Final = 8
-HALF: Final = 3.0
-"""Answers' time after which a peak counts half."""
+MIN_ANSWERS: Final = 4
+LATELY: Final = 3.0
+"""How many answers' time back the load of a replica counts for what it usually is."""
+STAYS: Final = 0.6
+"""Part of an answer's time during which what runs now still runs."""
+PREFILL: Final = 0.002
+"""A prompt token takes at least this part of a lone token generated (engines: 0.003 to 0.01). Where all prompts are
+alike the answers hardly tell what a prompt costs, and with a fit that says nothing copies would be free."""
 _SPEED_STEP: Final = 0.1
+_EQUAL: Final = 4
+"""Answers for which a replica is thought to be as fast as the others, against what its own answers say."""
 
 
 @dataclass(slots=True)
@@ -26,8 +34,7 @@ class Trace:
     """What was known when a request began, kept until it ends.
 
     `last_use` is when (in uses of the index) the replica was last seen with what it is thought to hold, `settled` what
-    was surely before all that was in flight. `load` is where the request counts; `kin` is, while it runs, where the
-    sequences of its group (`key`) are counted by slot.
+    was surely before all that was in flight. `load` is where the request counts.
     """
 
     began: float = 0.0
@@ -39,17 +46,13 @@ class Trace:
     last_use: int = 0
     settled: int = 0
     load: "ReplicaLoad | None" = None
-    key: int = 0
-    kin: dict[int, int] | None = None
-    slot: int = 0
 
 
 @dataclass(slots=True)
 class ReplicaLoad:
     """What one replica has in hand. `queued` of the `uncached` prompt tokens in flight should still be computed.
 
-    `speed` is how much longer than the others it takes. `most` is the most sequences it had lately, see `peak`: a batch
-    that ends at once leaves a replica idle for a moment, and that is no reason to move anything there.
+    `speed` is how much longer than the others it takes, `usual` how many sequences it had lately (see `expected`).
     """
 
     sequences: int = 0
@@ -59,7 +62,7 @@ class ReplicaLoad:
     speed: float = 1.0
     answers: int = 0
     last_turn: int = 0
-    most: float = 0.0
+    usual: float = 0.0
     _work: float = 0.0
     _crowd: float = 0.0
     _at: float = 0.0
@@ -69,9 +72,14 @@ class ReplicaLoad:
         seconds = rates.prefill * self.speed
         return max(0.0, self.queued * seconds - (now - self._at))
 
-    def peak(self, rates: "Rates", now: float) -> float:
-        """The most sequences it had lately: what lies three answers' time back counts half."""
-        return max(float(self.sequences), self.most * _fade(now - self._at, rates.seconds))
+    def expected(self, rates: "Rates", now: float, fair: float) -> float:
+        """How many sequences run on average during the next answer: those of now for a while, then as many as usual.
+
+        Usual is no more than `fair`, the mean of all replicas: one that just had all the load is not given all again.
+        """
+        keep = exp((self._at - now) / (LATELY * rates.seconds))
+        usual = self.usual * keep + self.sequences * (1.0 - keep)
+        return STAYS * self.sequences + (1.0 - STAYS) * min(usual, fair)
 
     def begin(self, trace: Trace, rates: "Rates", now: float) -> None:
         self._tick(rates, now)
@@ -80,7 +88,6 @@ class ReplicaLoad:
         trace.work_before = self._work - self.queued
         self._work += trace.uncached
         self.sequences += trace.sequences
-        self.most = max(self.most, float(self.sequences))
         self.requests += 1
         self.uncached += trace.uncached
         self.queued += trace.uncached
@@ -106,7 +113,8 @@ class ReplicaLoad:
         passed = now - self._at
         if passed > 0.0:
             self._crowd += self.sequences * passed
-            self.most = max(float(self.sequences), self.most * _fade(passed, rates.seconds))
+            keep = exp(-passed / (LATELY * rates.seconds))
+            self.usual = self.usual * keep + self.sequences * (1.0 - keep)
             seconds = rates.prefill * self.speed
             self.queued = max(0.0, self.queued - passed / seconds) if seconds else 0.0
             self._at = now
@@ -137,6 +145,11 @@ class Rates:
         """Seconds that a replica of speed 1 takes."""
         return self.prefill * uncached + tokens_out * (self.step + self.crowd * crowd)
 
+    def completed(self, sequences: float, tokens_out: float) -> float:
+        """Sequences a second that a replica of speed 1 completes while so many run there."""
+        token = self.step + self.crowd * sequences
+        return sequences / (tokens_out * token) if token else 0.0
+
     def learn(self, load: ReplicaLoad, seconds: float, uncached: float, tokens_out: float, crowd: float) -> None:
         """One whole answer."""
         if seconds <= 0.0 or tokens_out <= 0:
@@ -149,20 +162,15 @@ class Rates:
         if expected > 0.0:
             ratio = min(max(seconds / expected, 0.05), 20.0)
             self._typical += (ratio - self._typical) * _SPEED_STEP / 2
-            load.speed += (ratio / self._typical - load.speed) * max(_SPEED_STEP, 1.0 / load.answers)
+            load.speed += (ratio / self._typical - load.speed) * max(_SPEED_STEP, 1.0 / (_EQUAL + load.answers))
         scale = load.speed / seconds
         x, y, z = uncached * scale, tokens_out * scale, tokens_out * crowd * scale
         m = self._moments
         for at, value in enumerate((x * x, x * y, x * z, y * y, y * z, z * z, x, y, z)):
             m[at] = m[at] * FORGET + value
         if self.answers <= 4 * MIN_ANSWERS or self.answers % 16 == 0:
-            self.prefill, self.step, self.crowd = fit(m)
-
-
-def _fade(passed: float, answer: float) -> float:
-    """What a peak still counts after `passed` seconds."""
-    half = HALF * answer
-    return half / (half + passed) if passed > 0.0 else 1.0
+            prefill, self.step, self.crowd = fit(m)
+            self.prefill = max(prefill, PREFILL * (self.step + self.crowd))
 
 
 def fit(moments: list[float]) -> tuple[float, float, float]:

@@ -16,11 +16,17 @@ Theory
 
     *Nothing*: a body without a prompt goes where there is the least to do (`fallback`).
 
-    Costs are seconds (see `load`), and only differences that are sure count: a spill needs rates that were learned from
-    answers, more than a fair part of the sequences in flight at the replica that holds the prompt, and a clear gain.
+Worth
+    A replica that has d sequences completes d / (T * (step + crowd * d)) of them a second (T tokens each; `load` learns
+    the rates). So one more is worth much on an idle replica, and the less on a busy one, the more a batch slows it:
+    little lost on a GPU, nearly all of it where each further sequence takes the others' time. A prompt that must be
+    computed stalls all that run there. `_worth` is the difference in completed requests within the time of an answer;
+    a request leaves the replica that holds its prompt when another is worth clearly more. What decides is not how busy
+    a replica is at this moment (where a batch ends at once it is idle, and has the next one before the copy is
+    computed) but how busy it will be while the answer is made, see `ReplicaLoad.expected`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Literal, NamedTuple
 
 from proxy.routing.affinity import Found
@@ -31,37 +37,29 @@ from proxy.routing.ring import Ring
 Route = Literal["affinity", "spill", "new", "fallback"]
 
 FAIR: Final = 1.25
-"""How many times the mean of the sequences in flight a replica may have before a spill is thought of."""
-LOPSIDED: Final = 3.0
-"""How many times what the other replica had lately (and one) a holder must have before a spill is thought of. Where a
-batch ends at once, its replica is idle for a moment and the other has everything: no reason to copy a prompt (on two
-real CPU replicas with four groups in flight, spills by the cost of the moment brought reuse from 1.00 of the possible
-down to 0.95). Where one group is all the load, the others have been idle for as long as an answer takes."""
-CLEAR: Final = 1.25
-"""How many times the other replica's cost waiting must cost."""
+"""How many times the mean of the sequences in flight is no reason to copy even a popular prompt."""
+SPILL: Final = 0.1
+"""So many requests more must be completed within the time of an answer for a prompt to be computed a second time."""
+PULL: Final = 0.5
+"""So many for a new prompt to go elsewhere than where every other proxy would send it."""
 POPULAR: Final = 16
 POPULAR_IDLE: Final = 9
 """A prompt asked this often for each replica that holds it is worth another copy in any case (or: on an idle one)."""
-COLD: Final = 1
-COLD_CROWD: Final = 8
-"""Before anything was learned, this many spills are tried, each from at least so many sequences to an idle replica: if
-the first group is all the load, half of it need not wait until the rates are known."""
 ROOM: Final = 0.7
 """Placements above the mean that do not count against a replica: with more, two proxies agree more often; with less,
 load is more even."""
 SLOW: Final = 1.3
 """From how many times the fastest replica's time on a replica gets fewer new prompts."""
 CROWDED: Final = 2.0
-"""No new prompt goes where this many times the mean is in flight, whatever the ledger says."""
+_FEW: Final = 8
+"""No new prompt goes where this many times the mean, and a few, are in flight, whatever the ledger says."""
 
 
 class View(NamedTuple):
     """What a policy may look at. Replicas are named by their slot; `allowed` has the bits of the candidates.
 
-    `found` says who holds a continuation (nobody: it is new); `key` is what new prompts are placed by, `kin` the
-    sequences in flight with the same key, by slot; `busy` the
-    sequences in flight by slot, times how slow the replica is; `cold` the spills that may still be tried before the
-    rates are known.
+    `found` says who holds a continuation (nobody: it is new); `key` is what new prompts are placed by; `busy` the
+    sequences in flight by slot, times how slow the replica is.
     """
 
     candidates: Sequence[int]
@@ -75,12 +73,10 @@ class View(NamedTuple):
     now: float
     found: Found
     key: int
-    kin: Mapping[int, int]
     prompt_tokens: float
     tokens_out: float
     sequences: int
     turn: int
-    cold: int
 
 
 class Choice(NamedTuple):
@@ -92,19 +88,17 @@ class Choice(NamedTuple):
 
 def prefix(view: View) -> Choice:
     """Where the blocks are, as long as that pays."""
+    other = min(view.candidates, key=view.busy.__getitem__)
     holders = view.found.holders
     if not holders:
-        return Choice(_place(view), "new")
+        slot = _place(view)
+        return Choice(other if other != slot and _gain(view, slot, other) > PULL * view.sequences else slot, "new")
     holder = holders[0] if len(holders) == 1 else min(holders, key=view.busy.__getitem__)
-    load = view.loads[holder]
-    if load.sequences + view.sequences <= FAIR * (view.in_flight + view.sequences) / len(view.candidates):
-        return Choice(holder, "affinity")
-    other = min(view.candidates, key=view.busy.__getitem__)
     if other in holders:
         return Choice(other, "affinity")
-    if not (_alone(view, holder) or _lopsided(view, holder, other)):
-        return Choice(holder, "affinity")
-    return Choice(other, "spill") if _spill_pays(view, holder, other) else Choice(holder, "affinity")
+    if _popular(view, holder, other) or _gain(view, holder, other) > SPILL * view.sequences:
+        return Choice(other, "spill")
+    return Choice(holder, "affinity")
 
 
 def consistent_hash(view: View) -> Choice:
@@ -130,48 +124,39 @@ def _place(view: View) -> int:
     """The ring's choice among those that had no more than their part of the new prompts."""
     candidates, ledger = view.candidates, view.ledger
     limit = max(ledger.mean(candidates) + 1.0 / len(candidates) + ROOM - 1.0, 0.0) + 1e-9
-    crowded = CROWDED * (view.in_flight + view.sequences) / len(candidates) + COLD_CROWD
+    crowded = CROWDED * (view.in_flight + view.sequences) / len(candidates) + _FEW
     for slot in view.ring.walk(view.key):
         if view.allowed >> slot & 1 and ledger.had(slot) <= limit and view.loads[slot].sequences <= crowded:
             return slot
     return ledger.least(candidates)
 
 
-def _alone(view: View, holder: int) -> bool:
-    """Whether this prompt's group is by itself more than a fair part of what is in flight, and of what was lately."""
-    kin = view.kin.get(holder, 0) + view.sequences
-    if kin <= FAIR * (view.in_flight + view.sequences) / len(view.candidates):
+def _popular(view: View, holder: int, other: int) -> bool:
+    """Whether a prompt is asked so often, and the holder has so much to do, that load should be evened out anyway."""
+    least = POPULAR if view.loads[other].sequences else POPULAR_IDLE
+    if view.found.asked < least * len(view.found.holders):
         return False
-    peaks = [view.loads[slot].peak(view.rates, view.now) for slot in view.candidates]
-    return view.rates.known and kin > sum(peaks) / len(peaks)
+    fair = FAIR * (view.in_flight + view.sequences) / len(view.candidates)
+    return view.loads[holder].sequences + view.sequences > fair
 
 
-def _lopsided(view: View, holder: int, other: int) -> bool:
-    """Whether the holder has far more than the other has had lately, or prompts queued for longer than two answers."""
-    rates, now, load = view.rates, view.now, view.loads[holder]
-    if load.sequences + view.sequences >= LOPSIDED * (view.loads[other].peak(rates, now) + 1.0):
-        return True
-    return rates.known and load.pending(rates, now) > 2.0 * rates.seconds
-
-
-def _spill_pays(view: View, holder: int, other: int) -> bool:
-    idle = not view.loads[other].sequences
-    if view.found.asked >= (POPULAR_IDLE if idle else POPULAR) * len(view.found.holders):
-        return True
+def _gain(view: View, slot: int, other: int) -> float:
+    """How many requests more are completed if this one goes to `other`; 0 while nothing is known."""
     if not view.rates.known:
-        return idle and view.cold > 0 and view.loads[holder].sequences >= COLD_CROWD
-    here = _seconds(view, holder, view.prompt_tokens - view.found.tokens)
-    there = _seconds(view, other, view.prompt_tokens)
-    return there * CLEAR <= here
+        return 0.0
+    held = view.found.tokens if view.found.holders else 0.0
+    return _worth(view, other, view.prompt_tokens) - _worth(view, slot, view.prompt_tokens - held)
 
 
-def _seconds(view: View, slot: int, uncached: float) -> float:
-    """What a request costs on a replica: its own time, and by how much it slows the others there."""
+def _worth(view: View, slot: int, uncached: float) -> float:
+    """How many requests more the replica completes within the time of an answer if this one goes there too."""
     load, rates = view.loads[slot], view.rates
-    beside = load.sequences
-    own = load.speed * rates.expect(uncached, view.tokens_out, beside + view.sequences)
-    others = load.speed * beside * (rates.prefill * uncached + rates.crowd * view.tokens_out * view.sequences)
-    return load.pending(rates, view.now) + own + others
+    beside = load.expected(rates, view.now, view.in_flight / len(view.candidates))
+    before = rates.completed(beside, view.tokens_out) / load.speed
+    after = rates.completed(beside + view.sequences, view.tokens_out) / load.speed
+    stall = after * load.speed * rates.prefill * uncached
+    waiting = view.sequences * load.pending(rates, view.now) / rates.seconds
+    return rates.seconds * (after - before) - stall - waiting
 
 
 POLICIES: Final[dict[str, Callable[[View], Choice]]] = {

@@ -9,7 +9,6 @@ from proxy.routing.blocks import EDGES, Chain, canonical_ids
 from proxy.routing.chains import Chains
 from proxy.routing.engine_feed import EngineFeed
 from proxy.routing.index import Index, Path
-from proxy.routing.kin import Kin
 from proxy.routing.ledger import Ledger
 from proxy.routing.load import Rates, ReplicaLoad, Trace
 from proxy.routing.policies import Route, View
@@ -74,8 +73,6 @@ class Router:
         self._free: list[int] = []
         self._candidates: tuple[Sequence[int], list[int], int] = ((), [], 0)
         self._sequences = 0
-        self._kin = Kin()
-        self._cold = policies.COLD
         self._turn = 0
         self._routes: dict[str, int] = {"affinity": 0, "spill": 0, "new": 0, "fallback": 0}
         self._predicted = 0
@@ -134,12 +131,10 @@ class Router:
         slot, route = self._choose(self._view(request, slots, allowed, chains, paths, key, tokens, sequences, now))
         self._routes[route] += 1
         self._turn += 1
-        if route == "spill" and not self._rates.known:
-            self._cold -= 1
         new = route == "new" and self.policy == "prefix"
         if new:
             self._ledger.count(slot, self._weight(slot), len(slots))
-        trace = Trace(sequences=sequences, key=key)
+        trace = Trace(sequences=sequences)
         cached = self._record(chains, paths, model, slot, trace, new=new)
         trace.uncached = max(0, tokens - cached)
         return Decision(
@@ -160,7 +155,6 @@ class Router:
             load = self._loads[known.slot]
             load.begin(decision.trace, self._rates, now)
             load.last_turn = self._turn
-            self._kin.join(decision.trace, known.slot)
             self._sequences += decision.sequences
             self._busy[known.slot] = load.sequences * load.speed + load.last_turn * _NEXT
 
@@ -185,7 +179,6 @@ class Router:
 
         `output_ids` are those of the only sequence (as ints, or as they stand in the answer's JSON list).
         """
-        self._kin.leave(decision.trace)
         known = self._replicas.get(decision.replica)
         if known is None or self._loads[known.slot] is not decision.trace.load:
             return  # dropped meanwhile, and its slot perhaps used again
@@ -267,12 +260,10 @@ class Router:
             now,
             found,
             key,
-            self._kin.of(key),
             tokens,
             typical if limit is None or limit > typical else max(1.0, limit),
             sequences,
             self._turn,
-            self._cold,
         )
 
     def _fallback(self, slots: list[int], model: str, sequences: int) -> Decision:

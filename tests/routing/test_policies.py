@@ -6,7 +6,6 @@ from proxy.routing.affinity import NOTHING, Found
 from proxy.routing.ledger import Ledger
 from proxy.routing.load import Rates, ReplicaLoad
 from proxy.routing.policies import (
-    COLD,
     POPULAR,
     View,
     consistent_hash,
@@ -17,8 +16,8 @@ from proxy.routing.policies import (
 from proxy.routing.ring import Ring
 
 SLOTS = [0, 1, 2, 3]
-GPU = Rates(prefill=5e-5, step=0.016, crowd=0.0002, answers=100)
-CPU = Rates(prefill=3e-4, step=0.007, crowd=0.027, answers=100)
+GPU = Rates(prefill=5e-5, step=0.016, crowd=0.0002, answers=100, seconds=1.0)
+CPU = Rates(prefill=3e-4, step=0.007, crowd=0.027, answers=100, seconds=4.0)
 
 
 def view(sequences: list[int] | None = None, **changes: Any) -> View:
@@ -29,7 +28,7 @@ def view(sequences: list[int] | None = None, **changes: Any) -> View:
     plain = View(
         candidates=SLOTS,
         allowed=0b1111,
-        loads=[ReplicaLoad(sequences=count, most=float(count)) for count in counts],
+        loads=[ReplicaLoad(sequences=count, usual=float(count)) for count in counts],
         busy=[float(count) for count in counts],
         in_flight=sum(counts),
         ledger=ledger,
@@ -38,12 +37,10 @@ def view(sequences: list[int] | None = None, **changes: Any) -> View:
         now=0.0,
         found=NOTHING,
         key=12345,
-        kin={},
         prompt_tokens=600,
         tokens_out=48.0,
         sequences=1,
         turn=0,
-        cold=COLD,
     )
     return plain._replace(**changes)
 
@@ -61,39 +58,48 @@ def test_of_several_holders_the_least_busy() -> None:
 
 
 def test_load_alone_is_no_reason_while_nothing_was_learned() -> None:
-    assert prefix(view([30, 2, 2, 2], found=held(0))) == (0, "affinity")
+    assert prefix(view([30, 0, 2, 2], found=held(0))) == (0, "affinity")
 
 
-def test_two_spills_are_tried_before_anything_was_learned() -> None:
-    first = view([8, 0, 0, 0], found=held(0))
-    assert prefix(first).route == "spill"
-    assert prefix(first._replace(cold=0)) == (0, "affinity")
+def test_where_a_batch_slows_its_replica_the_second_sibling_goes_to_an_idle_one() -> None:
+    assert prefix(view([1, 0, 0, 0], found=held(0), rates=CPU)).route == "spill"
 
 
-def test_a_batch_that_slows_its_replica_is_spread() -> None:
-    assert prefix(view([8, 0, 0, 0], found=held(0), rates=CPU, cold=0)).route == "spill"
+def test_where_a_batch_does_not_slow_its_replica_the_group_stays() -> None:
+    alone = view([7, 0, 0, 0], found=held(0), rates=GPU)
+    for load in alone.loads:
+        load.usual = 2.0
+    assert prefix(alone) == (0, "affinity")
+    assert prefix(view([10, 6, 6, 6], found=held(0), rates=GPU)) == (0, "affinity")
 
 
-def test_a_batch_that_does_not_slow_its_replica_stays() -> None:
-    assert prefix(view([10, 6, 6, 6], found=held(0), rates=GPU, cold=0)) == (0, "affinity")
+def test_no_copy_for_a_replica_that_is_busy_too() -> None:
+    """From some sequences on, a batch completes no more than a smaller one: nothing is gained by moving."""
+    assert prefix(view([14, 6, 6, 6], found=held(0), rates=CPU)) == (0, "affinity")
 
 
-def test_what_was_so_for_a_moment_only_is_no_reason() -> None:
-    moment = view([14, 0, 0, 0], found=held(0), rates=CPU, cold=0)
+def test_what_is_idle_for_a_moment_only_is_no_reason() -> None:
+    moment = view([24, 0], found=held(0), rates=CPU, candidates=[0, 1], allowed=0b11)
     assert prefix(moment).route == "spill"
-    for load in moment.loads:
-        load.most = 9.0
+    moment.loads[1].usual = 16.0
     assert prefix(moment) == (0, "affinity")
 
 
+def test_a_new_prompt_goes_to_an_idle_replica_only_if_that_is_worth_much() -> None:
+    favourite = next(view().ring.walk(12345))
+    counts = [0 if slot == (favourite + 1) % 4 else 6 for slot in SLOTS]
+    assert prefix(view(counts, rates=GPU)).slot == favourite
+    assert prefix(view(counts, rates=CPU)).slot == (favourite + 1) % 4
+
+
 def test_a_long_queue_of_prompts_is_a_reason() -> None:
-    waiting = view([10, 6, 6, 6], found=held(0), rates=GPU, cold=0)
+    waiting = view([10, 6, 6, 6], found=held(0), rates=GPU)
     waiting.loads[0].uncached, waiting.loads[0].queued = 200_000, 200_000
     assert prefix(waiting).route == "spill"
 
 
 def test_a_popular_prompt_gets_another_copy() -> None:
-    busy = view([8, 1, 1, 1], found=held(0, asked=POPULAR), rates=GPU, cold=0)
+    busy = view([8, 1, 1, 1], found=held(0, asked=POPULAR), rates=GPU)
     assert prefix(busy).route == "spill"
 
 
@@ -135,12 +141,3 @@ def test_least_loaded() -> None:
 def test_round_robin() -> None:
     assert [round_robin(view(turn=turn)).slot for turn in range(5)] == [0, 1, 2, 3, 0]
     assert round_robin(view(turn=1, candidates=[1, 3])).slot == 3
-
-
-def test_groups_that_fit_a_replica_are_not_copied_because_they_met_there() -> None:
-    """The cost of the moment is no reason; that the group alone is too much for one replica is."""
-    met = view([12, 5, 6, 8], found=held(0), rates=CPU, cold=0, kin={0: 4})
-    for load in met.loads:
-        load.most = 7.8
-    assert prefix(met) == (0, "affinity")
-    assert prefix(met._replace(kin={0: 11})).route == "spill"
