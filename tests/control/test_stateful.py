@@ -373,11 +373,15 @@ def report(what: str) -> None:
 
 @pytest.mark.timeout(0 if LONG else 300)
 def test_nothing_fails_when_nothing_breaks():
-    run_state_machine_as_test(Quiet, settings=profile(60, 40))
-    report("quiet")
+    try:
+        run_state_machine_as_test(Quiet, settings=profile(60, 40))
+    finally:
+        report("quiet")
 
 
 @pytest.mark.timeout(0 if LONG else 300)
 def test_promises_hold_whatever_breaks():
-    run_state_machine_as_test(Faulty, settings=profile(120, 50))
-    report("faulty")
+    try:
+        run_state_machine_as_test(Faulty, settings=profile(120, 50))
+    finally:
+        report("faulty")

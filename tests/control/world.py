@@ -633,7 +633,9 @@ class World:
                 return f"replica {replica.index} still lists {extra}"
             if desired.asleep is None and (process.paused is not None) != real:
                 return f"replica {replica.index} is paused: {process.paused}, the fleet: {real}"
-            if process.asleep != (desired.asleep is not None):
+            # One that restarted with nothing loaded, and was paused at once, says that it sleeps: nobody can know.
+            seems_asleep = process.asleep or (desired.asleep is not None and process.paused is not None)
+            if seems_asleep != (desired.asleep is not None):
                 return f"replica {replica.index} is asleep: {process.asleep}"
         return None
 
