@@ -16,7 +16,8 @@ TABLE_KEYS = ("url", "token_env", "token_file", "kv_events")
 
 
 def check_url(url: object, where: str = "URL") -> str:
-    """A replica's base URL without a trailing slash. Raises ConfigError that says what is wrong, without userinfo."""
+    """A replica's base URL as it is always written here: scheme and host in small letters, no port that the scheme
+    implies, no trailing slash. Raises ConfigError that says what is wrong, without userinfo."""
     if not isinstance(url, str) or not url.strip():
         raise ConfigError(f"{where}: a replica's URL is empty; give one like http://host:8000")
     url = url.strip().rstrip("/")
@@ -34,7 +35,10 @@ def check_url(url: object, where: str = "URL") -> str:
         raise ConfigError(f"{where}: user names and passwords in a URL end up in logs; use --token-env or --token-file")
     if not parts.hostname or not port_ok or parts.query or parts.fragment or any(c <= " " for c in url):
         raise ConfigError(f"{where}: {url!r} is not a replica's address; write http://host:port")
-    return url
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    usual = 443 if parts.scheme == "https" else 80
+    port = "" if parts.port in (None, usual) else f":{parts.port}"
+    return f"{parts.scheme}://{host}{port}{parts.path}"
 
 
 def read_token(variable: str | None, file: str | None, environment: Mapping[str, str], where: str = "") -> TokenSource:

@@ -54,7 +54,7 @@ def run_server(settings: Settings) -> None:
     sock = bind(settings.host, settings.port)
     keep_heap()
     port = sock.getsockname()[1]
-    app = App(settings, on_started=lambda: _announce(settings, port))
+    app = App(settings, on_started=lambda: _announce(settings, app, port))
     config = uvicorn.Config(
         app,
         http=ClientConnection,
@@ -91,10 +91,11 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def _announce(settings: Settings, port: int) -> None:
+def _announce(settings: Settings, app: App, port: int) -> None:
     log = logging.getLogger("lorafleet")
-    sent = sum(1 for endpoint in settings.endpoints if endpoint.token())
-    names = [endpoint.base for endpoint in settings.endpoints] + [str(group) for group in settings.groups]
+    endpoints = [replica.endpoint for replica in app.parts.fleet.members()]  # as an earlier process left them
+    sent = sum(1 for endpoint in endpoints if endpoint.token())
+    names = [endpoint.base for endpoint in endpoints] + [str(group) for group in settings.groups]
     log.info(
         "serving %s at http://%s:%d (policy %s, pause %s; a token is sent to %d of them; %s)",
         ", ".join(names),

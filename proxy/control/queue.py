@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from proxy.control.records import TransactionRecord
 from proxy.errors import LorafleetError, TransactionFailed
@@ -41,18 +41,38 @@ class Stopwatch:
         return tuple(self._phases.items())
 
 
+class TurnLock(asyncio.Lock):
+    """Handed on in the order of asking; `waiting` are those who asked and do not have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting = 0
+
+    async def acquire(self) -> Literal[True]:
+        self.waiting += 1
+        try:
+            return await super().acquire()
+        finally:
+            self.waiting -= 1
+
+
 class Turn:
     """One change's turn: `async with` it to have it. Parts of the change that run side by side may all be inside; the
     turn is given away when the last of them has left. Not for a part that is inside already."""
 
-    def __init__(self, lock: asyncio.Lock, taken: Callable[[], None]) -> None:
+    def __init__(self, lock: TurnLock, taken: Callable[[], None]) -> None:
         self._lock = lock
         self._taken = taken
         self._door = asyncio.Lock()
         self._inside = 0
+        self._empty: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> None:
         async with self._door:
+            if self._inside and self._lock.waiting:
+                # Parts that overlap without end must not keep the others from their turn.
+                self._empty = asyncio.get_running_loop().create_future()
+                await self._empty
             if not self._inside:
                 await self._lock.acquire()
                 self._taken()
@@ -64,6 +84,8 @@ class Turn:
         self._inside -= 1
         if not self._inside:
             self._lock.release()
+            if self._empty is not None and not self._empty.done():
+                self._empty.set_result(None)
 
 
 Change = Callable[[Turn, Stopwatch], Awaitable[T]]
@@ -84,7 +106,7 @@ class Queue:
         self._wall = wall
         self._on_record = on_record
         self._ids = itertools.count(1)
-        self._lock = asyncio.Lock()
+        self._lock = TurnLock()
         self._last: dict[str, tuple[Hashable, asyncio.Task[Any]]] = {}
         self._background: set[asyncio.Task[Any]] = set()
 
@@ -165,7 +187,7 @@ class Queue:
             result = await change(Turn(self._lock, taken), watch)
         except TransactionFailed as error:
             record("undone" if error.undone else "failed", error.message)
-            logger.warning("%s %s: %s", kind, name or "", error.message)
+            logger.warning("%s: %s", f"{kind} {name}" if name else kind, error.message)
             raise
         except LorafleetError as error:
             record("failed", error.message)
@@ -174,7 +196,7 @@ class Queue:
             record("failed", f"{type(error).__name__}")
             raise
         record("committed")
-        logger.info("%s %s: done in %.3f s", kind, name or "", self._clock() - watch.began)
+        logger.info("%s: done in %.3f s", f"{kind} {name}" if name else kind, self._clock() - watch.began)
         return result
 
     def _record(self, entry: TransactionRecord) -> None:

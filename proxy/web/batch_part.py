@@ -31,6 +31,9 @@ from proxy.web.rewrite import GiveBack
 if TYPE_CHECKING:
     from proxy.web.forward import Forwarder
 
+LONGEST_ANSWER: Final = 256 << 20
+"""Bytes of a part's JSON answer; it is held until all parts have theirs."""
+
 _OWN: Final = frozenset({b"content-length", b"content-encoding"})
 
 
@@ -141,7 +144,13 @@ class PartRelay(Relay):
         if body is None:
             body = response.whole()
         if body is None:
-            body = await response.read()
+            chunks, size = [], 0
+            async for chunk in response.chunks():
+                chunks.append(chunk)
+                size += len(chunk)
+                if size > LONGEST_ANSWER:
+                    raise Unmergeable("a replica's answer to a part of the batch is too long to be put together")
+            body = b"".join(chunks)
         return body if back is None else back.feed(body) + back.rest()
 
     async def _weave_in(self, response: UpstreamResponse, back: GiveBack | None, began: Callable[[], None]) -> None:

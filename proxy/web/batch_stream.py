@@ -65,7 +65,7 @@ class Cutter:
 
 class Common:
     """What all events of the merged stream share: what the first one said. `first` are the places of the part that it
-    came from (no more of it, so that nothing refers to itself in a circle: see `proxy.malloc`)."""
+    came from (no more of it, so that nothing refers to itself in a circle: see `proxy.garbage`)."""
 
     __slots__ = ("_fields", "first")
 

@@ -25,8 +25,9 @@ HEAD_LIMIT = 1 << 18
 READ_AHEAD = 1 << 18
 """Bytes of a body that may wait for the application before the socket is left unread."""
 
-PIPELINED = 16
-"""Requests that may wait behind the one that is being answered before the socket is left unread."""
+PIPELINED = 64
+"""Requests that may wait behind the one that is being answered. What comes after them is not read: to leave it in the
+socket would hide the client's departure from the one that is being answered."""
 
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 _TARGETS = 256
@@ -63,6 +64,8 @@ class ClientConnection(asyncio.Protocol):
         self._expect = False
         self._in_head = True
         self._head_size = 0
+        self._moved = False  # the parser came to something since the last bytes: a head's end, a body's bytes
+        self._idle_bytes = 0  # of the current body that were neither: trailers, extensions of chunks
         self._paused = False
         self._deaf = False  # what still comes is not HTTP/1.1
         self._incoming: ClientRequest | None = None  # the one that is being read
@@ -94,6 +97,7 @@ class ClientConnection(asyncio.Protocol):
         if self._deaf or self.transport.is_closing():
             return
         in_head = self._in_head
+        self._moved = False
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -103,10 +107,16 @@ class ClientConnection(asyncio.Protocol):
             return
         if self._in_head:
             self._head_size = self._head_size + len(data) if in_head else len(data)
-            if self._head_size > HEAD_LIMIT:
-                self._refuse(b"431 Request Header Fields Too Large", b"The header lines of this request are too long.")
-        if self._incoming is not None and self._incoming.read_ahead > READ_AHEAD:
-            self._hold()
+        elif not self._moved:
+            self._idle_bytes += len(data)
+        if max(self._head_size, self._idle_bytes) > HEAD_LIMIT:
+            self._refuse(b"431 Request Header Fields Too Large", b"The header lines of this request are too long.")
+        elif self._incoming is not None and self._incoming.read_ahead > READ_AHEAD:
+            if self._incoming is self._current:
+                self._hold()
+            else:
+                self._queue.pop()  # never answered: the connection ends with what came before it
+                self._last_request()
 
     def pause_writing(self) -> None:
         if self.full is None:
@@ -145,14 +155,20 @@ class ClientConnection(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            return  # a trailer: too late to mean anything
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self._expect = True
         self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        if self._deaf:
+            return
         parser = self._parser
         self._in_head = False
+        self._moved = True
+        self._idle_bytes = 0
         version = parser.get_http_version()
         path, raw_path, query = _targets.get(self._url) or _target(self._url)
         scope: Scope = {
@@ -177,17 +193,20 @@ class ClientConnection(asyncio.Protocol):
             self._begin(request)
         else:
             self._queue.append(request)
-            if len(self._queue) >= PIPELINED:
-                self._hold()
+            if len(self._queue) > PIPELINED:
+                self._queue.pop()
+                self._incoming = None
+                self._last_request()
 
     def on_body(self, data: bytes) -> None:
+        self._moved = True
         if self._incoming is not None:
             self._incoming.feed(data)
 
     def on_message_complete(self) -> None:
         incoming, self._incoming = self._incoming, None
         self._in_head = True
-        self._head_size = 0
+        self._head_size = self._idle_bytes = 0
         if incoming is not None:
             incoming.feed_end()
 
@@ -206,7 +225,7 @@ class ClientConnection(asyncio.Protocol):
 
     def read_on(self) -> None:
         """The application wants more of the body, or to hear when the client leaves."""
-        if self._paused and len(self._queue) < PIPELINED:
+        if self._paused:
             self._paused = False
             self.transport.resume_reading()
 

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from proxy.errors import LorafleetError
 from proxy.upstream.headers import block
 from proxy.web.asgi import REQUEST, ASGIApp, Message, Scope
 
@@ -138,9 +139,7 @@ class ClientRequest:
         if self._started:
             self._connection.cut()
             return
-        text = (
-            b'{"error":{"message":"lorafleet could not answer this request; its log says why","type":"internal_error"}}'
-        )
+        text = LorafleetError("lorafleet could not answer this request; its log says why").json()
         lines = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(text))]
         await self.send({"type": "http.response.start", "status": 500, "headers": [*lines, (b"connection", b"close")]})
         await self.send({"type": "http.response.body", "body": text})

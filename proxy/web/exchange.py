@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from proxy.errors import LorafleetError, Unavailable, UpstreamError
 from proxy.lease import Served
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+E = TypeVar("E", bound=BaseException)
 NOBODY: frozenset[int] = frozenset()
 BACKOFF_SECS = 0.1
 """How long a replica that just failed is left alone when there is no other; doubled each time."""
@@ -119,7 +120,7 @@ class Exchange:
             cut = True
             logger.warning("an answer was cut short: %s", why)
         except LorafleetError as exc:
-            error = exc
+            error = _bare(exc)
         except asyncio.CancelledError:
             if not self._interrupt.caught():
                 error = Unavailable("the proxy is shutting down")
@@ -213,7 +214,8 @@ class Exchange:
             await self._attempt(held)
             return True
         except Again as again:
-            failed = again
+            failed = _bare(again)
+            _bare(failed.error)
         self._failure = failed.error
         if failed.repeat:
             self._repeats += 1
@@ -303,3 +305,10 @@ class Exchange:
             max_tokens=self._request.max_tokens,
             stream=self._request.stream,
         )
+
+
+def _bare(error: E) -> E:
+    """Without its way here: a traceback holds frames, and these hold the error and the whole request, in a circle that
+    only a rare collection finds (see `proxy.garbage`)."""
+    error.__traceback__ = error.__context__ = None
+    return error

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.control.queue import Queue, Stopwatch, Turn
+from proxy.control.queue import Queue, Stopwatch, Turn, TurnLock
 from proxy.control.records import TransactionRecord
 from proxy.errors import NotFound, TransactionFailed
 from tests.control.virtual_time import run
@@ -174,7 +174,7 @@ def test_cancelled_wherever_it_is() -> None:
 
 def test_parts_of_one_change_share_its_turn() -> None:
     async def scene(stage: Stage) -> None:
-        lock, taken = asyncio.Lock(), []
+        lock, taken = TurnLock(), []
         turn = Turn(lock, lambda: taken.append(1))
 
         async def part(secs: float) -> None:
@@ -203,3 +203,26 @@ def test_a_phase_that_comes_again_adds_up() -> None:
     for phase in ("queue", "load", "queue"):
         watch.lap(phase)
     assert watch.phases == (("queue", 5.0), ("load", 2.0))
+
+
+def test_parts_that_overlap_without_end_do_not_keep_others_out() -> None:
+    async def scene(stage: Any) -> None:
+        lock, order = TurnLock(), []
+        turn = Turn(lock, lambda: None)
+
+        async def part(number: int) -> None:
+            await asyncio.sleep(number * 1.0)
+            async with turn:
+                order.append(f"part {number}")
+                await asyncio.sleep(1.5)
+
+        async def other() -> None:
+            await asyncio.sleep(1.2)
+            async with Turn(lock, lambda: None):
+                order.append("other")
+
+        await asyncio.gather(*(part(number) for number in range(4)), other())
+        assert order == ["part 0", "part 1", "other", "part 2", "part 3"]
+        assert not lock.locked() and not lock.waiting
+
+    staged(scene)

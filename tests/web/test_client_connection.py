@@ -142,12 +142,81 @@ async def test_pipelined_requests_are_answered_in_turn() -> None:
         order.append(scope["path"])
         await answer(send, scope["path"].encode())
 
-    count = 3 * PIPELINED
+    count = PIPELINED
     async with serving(app) as here:
         asked = b"".join(GET % b"/%d" % number for number in range(count))
         said = await here.say(asked + CLOSING % b"/last")
     assert order == [path for number in [*range(count), "last"] for path in [f"/{number}"] * 2]
     assert said.count(b"HTTP/1.1 200") == count + 1
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        b"",
+        (GET % b"/") * (3 * PIPELINED),
+        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n" + b"x" * (4 * READ_AHEAD),
+        b"nonsense\r\n\r\n",
+    ],
+    ids=["nothing", "many requests", "an endless body", "no request"],
+)
+async def test_a_departure_is_noticed_whatever_waits_behind(behind: bytes) -> None:
+    arrived, left = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        scope["lorafleet.request"].watch(left.set)
+        arrived.set()
+        await left.wait()
+
+    async with serving(app) as here:
+        _, writer = await here.connect()
+        writer.write(GET % b"/" + behind)
+        await arrived.wait()
+        with contextlib.suppress(ConnectionError):
+            await writer.drain()
+        writer.transport.abort()
+        async with asyncio.timeout(10):
+            await left.wait()
+
+
+async def test_more_requests_than_may_wait_are_not_answered() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(0)
+        await answer(send, scope["path"].encode())
+
+    async with serving(app) as here:
+        said = await here.say((GET % b"/") * (2 * PIPELINED))
+    assert said.count(b"HTTP/1.1 200") == PIPELINED + 1
+    assert said.count(b"connection: close") == 1
+
+
+@pytest.mark.parametrize("endless", [b"0\r\nx: ", b"1;x="], ids=["trailer", "extension"])
+async def test_what_surrounds_a_chunk_is_limited(endless: bytes) -> None:
+    gone = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone.set()
+
+    head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with serving(app) as here:
+        _, writer = await here.connect()
+        writer.write(head + b"2\r\nok\r\n" + endless + b"y" * (4 * HEAD_LIMIT))
+        async with asyncio.timeout(10):
+            await gone.wait()
+        writer.close()
+
+
+async def test_trailers_are_no_headers() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body = await whole(receive)
+        await answer(send, b"%b %d" % (body, len(scope["headers"])))
+
+    head = b"POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with serving(app) as here:
+        said = await here.say(head + b"2\r\nok\r\n0\r\nauthorization: x\r\n\r\n")
+    assert said.endswith(b"ok 3")
 
 
 async def test_nothing_is_answered_after_a_request_that_says_close() -> None:
