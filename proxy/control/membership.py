@@ -89,8 +89,16 @@ class Membership:
             self._not_the_last(replica)
             if replica.in_flight and replica.state is not State.DOWN:
                 raise Conflict(f"replica {index} has {replica.in_flight} completions in flight; drain it first")
-            base = replica.endpoint.base
-            await self._plane.edit(edits.leave(base, named=base in self._named))
+            base, drained = replica.endpoint.base, replica.state is State.DRAINING
+            self._fleet.apply(
+                index, Event.DRAIN
+            )  # in the step of the check: nothing is sent there while this is written
+            try:
+                await self._plane.edit(edits.leave(base, named=base in self._named))
+            except BaseException:
+                if not drained:
+                    self._fleet.apply(index, Event.UNDRAIN)
+                raise
             self._fleet.remove(index)
             logger.info("replica %d removed", index)
 

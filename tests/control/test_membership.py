@@ -120,6 +120,7 @@ def test_a_disk_that_is_full_changes_nothing(scene: Scene, what: str, argument: 
     with pytest.raises(TransactionFailed) as failed:
         scene.do(what, argument)
     assert failed.value.status == 507
+    scene.world.seconds(3)
     assert scene.states() == before
     scene.world.disk.full = False
     scene.again()
@@ -169,3 +170,18 @@ def test_an_address_that_is_none_any_more_does_not_keep_the_proxy_down(scene: Sc
     scene.world.proxy.fleet.replicas[2].removed = True
     membership.restore()
     assert set(scene.states()) == {R0, R1}
+
+
+def test_nothing_is_sent_to_a_replica_while_its_removal_is_written_down(scene: Scene) -> None:
+    """A completion that got there would wait for ever once the fleet is paused: nobody resumes a replica that left."""
+    task = scene.world.proxy.spawn(scene.world.proxy.membership.remove(0))
+    for _ in range(5):
+        scene.loop.step()  # no time passes: it is at the journal now
+    assert not task.done()
+    for _ in range(4):
+        scene.world.complete("base-model", secs=0.001)
+    scene.world.seconds(1)
+    assert task.done() and task.exception() is None
+    replica = scene.world.proxy.fleet.replicas[0]
+    assert replica.removed and not replica.requests
+    assert scene.world.counts["completion ok"]
