@@ -90,9 +90,8 @@ class Membership:
             if replica.in_flight and replica.state is not State.DOWN:
                 raise Conflict(f"replica {index} has {replica.in_flight} completions in flight; drain it first")
             base, drained = replica.endpoint.base, replica.state is State.DRAINING
-            self._fleet.apply(
-                index, Event.DRAIN
-            )  # in the step of the check: nothing is sent there while this is written
+            # In the step of the check: nothing is sent there while this is written.
+            self._fleet.apply(index, Event.DRAIN)
             try:
                 await self._plane.edit(edits.leave(base, named=base in self._named))
             except BaseException:
