@@ -427,7 +427,9 @@ class World:
         for base, may in self.members.items():
             if (base in states) not in may:
                 self.violated(f"{base} is a member: {base in states}, the operator was told {may}")
-            elif base in states and (states[base] is State.DRAINING) not in self.drained[base]:
+            elif base not in states or False in may:
+                continue  # while its removal is written down it drains
+            elif (states[base] is State.DRAINING) not in self.drained[base]:
                 self.violated(f"{base} is {states[base].value}, drained: {self.drained[base]}")
 
     def _switched(self, leaves: bool, outcome: str) -> None:
