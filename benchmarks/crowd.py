@@ -25,6 +25,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figures import percentile, slope
 from benchmarks.machine import facts, line
 from benchmarks.served import Served, serving
 from proxy.simulator.process import SimProcess
@@ -38,14 +39,14 @@ MILLION = 1_000_000
 
 @dataclass(slots=True)
 class Seen:
-    """What happened to the streams, and how long the prober waited (ms, a list for each phase)."""
+    """What happened to the streams, how long the prober waited (ms), and memory by time (s, MB)."""
 
     whole: int = 0
     broken: int = 0
     open: int = 0
     most_open: int = 0
     waits: list[float] = field(default_factory=list)
-    rss_mb: list[float] = field(default_factory=list)
+    rss_mb: list[tuple[float, float]] = field(default_factory=list)
 
 
 class Crowd:
@@ -100,7 +101,7 @@ async def crowded(served: Served, streams: int, secs: float) -> Seen:
     probing = asyncio.create_task(prober.run())
     until = time.monotonic() + secs
     while time.monotonic() < until:
-        crowd.seen.rss_mb.append(served.rss() / 1e6)
+        crowd.seen.rss_mb.append((time.monotonic(), served.rss() / 1e6))
         await asyncio.sleep(2.0)
     crowd.stop()
     await asyncio.gather(*clients, probing)
@@ -171,11 +172,6 @@ def port_of(served: Served) -> int:
     return int(served.url.rpartition(":")[2])
 
 
-def quantile(values: list[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
-
-
 async def run(streams: int, minutes: float, bodies: int) -> dict[str, Any]:
     token = secrets.token_hex(8)
     speeds: dict[str, Any] = {"decode_tps": 1 / STEP_SECS, "max_num_seqs": 4096}
@@ -193,13 +189,13 @@ async def run(streams: int, minutes: float, bodies: int) -> dict[str, Any]:
             "streams that ended": crowd.whole,
             "streams that broke": crowd.broken,
             "in flight at rest": rest,
-            "rss MB, first and last": [round(crowd.rss_mb[0], 1), round(crowd.rss_mb[-1], 1)],
-            "rss MB, second half slope a minute": round(slope(crowd.rss_mb[len(crowd.rss_mb) // 2 :], 2.0) * 60, 2),
-            "health ms in the crowd, p50 p99 max": [round(quantile(crowd.waits, q), 1) for q in (0.5, 0.99, 1.0)],
+            "rss MB, first and last": [round(crowd.rss_mb[0][1], 1), round(crowd.rss_mb[-1][1], 1)],
+            "rss MB, second half slope a minute": round(slope(crowd.rss_mb[len(crowd.rss_mb) // 2 :]) * 60, 2),
+            "health ms in the crowd, p50 p99 max": [round(percentile(crowd.waits, q), 1) for q in (0.5, 0.99, 1.0)],
             "bodies of a million tokens": big.whole,
             "of them broken": big.broken,
             "seconds a body": round(took / bodies, 2),
-            "health ms meanwhile, p50 p99 max": [round(quantile(big.waits, q), 1) for q in (0.5, 0.99, 1.0)],
+            "health ms meanwhile, p50 p99 max": [round(percentile(big.waits, q), 1) for q in (0.5, 0.99, 1.0)],
             "rss MB afterwards": round(served.rss() / 1e6, 1),
         }
 
@@ -207,16 +203,6 @@ async def run(streams: int, minutes: float, bodies: int) -> dict[str, Any]:
 def _in_flight(served: Served) -> int:
     with FleetClient(served.url, api_key="") as client:
         return int(sum(replica["in_flight"] for replica in client.status()["replicas"]))
-
-
-def slope(values: list[float], secs: float) -> float:
-    """Least squares, a second."""
-    count = len(values)
-    if count < 2:
-        return 0.0
-    mean_x, mean_y = (count - 1) / 2, sum(values) / count
-    above = sum((x - mean_x) * (y - mean_y) for x, y in enumerate(values))
-    return above / sum((x - mean_x) ** 2 for x in range(count)) / secs
 
 
 def main() -> None:

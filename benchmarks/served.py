@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import machine
 from trainer_client import FleetClient
 
 ROOT = Path(__file__).parents[1]
@@ -38,8 +39,7 @@ class Served:
 
     def cpu_secs(self) -> float:
         """Processor time so far, user and system."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return machine.cpu_secs(self.pid)
 
     def lines(self) -> list[str]:
         """What it has logged so far."""

@@ -183,20 +183,3 @@ def _write_all(fd: int, data: bytes) -> None:
     """Raises OSError also when the disk takes only a part."""
     if os.write(fd, data) != len(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-class MemoryJournal:
-    """A journal that forgets: for tests, and for fleets whose past does not matter."""
-
-    def __init__(self, recovered: Recovered | None = None) -> None:
-        self.recovered = recovered or Recovered(Desired())
-        self.lines: list[Line] = []
-
-    def open(self) -> Recovered:
-        return self.recovered
-
-    def append(self, line: Line, desired: Desired) -> None:
-        self.lines.append(line)
-
-    def close(self) -> None:
-        pass

@@ -136,7 +136,7 @@ class BatchExchange(Exchange):
             finally:
                 _give_back(shares)
                 self._relay.sent = weave.sent
-        self._parts.sort(key=lambda part: part.share.positions)
+        self._parts = self._in_order()
         if failure is not None:
             await self._fail(failure, weave)
         elif any(part.relay.events is not None for part in self._parts):
@@ -210,10 +210,10 @@ class BatchExchange(Exchange):
 
     def _head(self) -> Message:
         """The head of a good answer; with it, there is no way back."""
-        self._answered = min([part.answered for part in self._parts if part.answered is not None], default=None)
+        self._answered = self._first_answer()
         self._phase = "streaming"
         self._relay.status = 200
-        parts = sorted(self._parts, key=lambda part: part.share.positions)
+        parts = self._in_order()
         known = next((part.relay.headers for part in parts if part.relay.headers), ())
         return {"type": "http.response.start", "status": 200, "headers": [*known, *self._stamps(parts)]}
 
@@ -235,6 +235,14 @@ class BatchExchange(Exchange):
             joined.append((name, value))
         return joined
 
+    def _in_order(self) -> list[Part]:
+        """The parts that have begun, by their first prompts."""
+        return sorted(self._parts, key=lambda part: part.share.positions)
+
+    def _first_answer(self) -> float | None:
+        """When the first part's answer began, on the loop's clock."""
+        return min([part.answered for part in self._parts if part.answered is not None], default=None)
+
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _learn_from_streams(self, weave: Weave) -> None:
@@ -243,10 +251,10 @@ class BatchExchange(Exchange):
 
     def _outcome(self, cut: bool) -> Outcome:
         outcome = super()._outcome(cut)
-        parts = sorted(self._parts, key=lambda part: part.share.positions)
+        parts = self._in_order()
         if not self._shares or not parts:
             return outcome
-        answered = min([part.answered for part in parts if part.answered is not None], default=None)
+        answered = self._first_answer()
         return structs.replace(
             outcome,
             replica=parts[0].held.replica.index,

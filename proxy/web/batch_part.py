@@ -11,10 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from proxy.errors import NotFound, Phase, Unavailable, Unmergeable, UpstreamError
+from proxy.errors import NotFound, Unavailable, Unmergeable
 from proxy.lease import Served
 from proxy.routing.request import RouteRequest
-from proxy.upstream import headers as rules
 from proxy.upstream.transport import Headers, UpstreamResponse
 from proxy.web import usage
 from proxy.web.asgi import Message, Scope
@@ -25,7 +24,7 @@ from proxy.web.batch_sums import without_cached
 from proxy.web.batch_weave import Weave
 from proxy.web.exchange import Exchange
 from proxy.web.judge import Held
-from proxy.web.relay import Relay, content_type
+from proxy.web.relay import Relay, opening
 from proxy.web.rewrite import GiveBack
 
 if TYPE_CHECKING:
@@ -106,13 +105,7 @@ class PartRelay(Relay):
     ) -> None:
         """See `Relay.run`. Raises Failed and Unmergeable besides."""
         status = response.status
-        if not 200 <= status < 600:
-            raise UpstreamError(f"the replica answered with status {status}", Phase.MAYBE_SENT)
-        headers = rules.downstream(response.headers)
-        media, coded = content_type(headers)
-        back: GiveBack | None = None
-        if served is not None and served.name != served.upstream and not coded:
-            back = GiveBack(served.upstream, served.name, anywhere=status >= 400)
+        headers, media, coded, back = opening(response, served)
         if status == 200:
             self._weave.settled(self._number)
         if status != 200:

@@ -212,12 +212,6 @@ class ClientConnection(asyncio.Protocol):
 
     # -- the requests' side --------------------------------------------------------------------------------------------
 
-    def write(self, data: bytes) -> None:
-        self.transport.write(data)
-
-    def write_parts(self, parts: list[bytes]) -> None:
-        self.transport.writelines(parts)
-
     async def room(self) -> None:
         """Wait until the client reads, or is gone."""
         while self.full is not None:
@@ -232,10 +226,6 @@ class ClientConnection(asyncio.Protocol):
     def date_line(self) -> bytes:
         """uvicorn keeps the date's line, once a second."""
         return b"".join([b"%b: %b\r\n" % line for line in self._state.default_headers])
-
-    def cut(self) -> None:
-        """End the connection in the middle of an answer."""
-        self.transport.close()
 
     def answered(self, request: ClientRequest) -> None:
         """Its answer is complete: next."""

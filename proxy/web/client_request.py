@@ -137,7 +137,7 @@ class ClientRequest:
         if self.complete or self.gone:
             return
         if self._started:
-            self._connection.cut()
+            self._connection.transport.close()
             return
         text = LorafleetError("lorafleet could not answer this request; its log says why").json()
         lines = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(text))]
@@ -162,7 +162,7 @@ class ClientRequest:
         if self._expect:
             self._expect = False
             if not self._started:
-                connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while not (self.gone or self.complete):
             if self._body or not (self._more or self._given):
                 parts, self._body, self._body_size = self._body, [], 0
@@ -241,6 +241,6 @@ class ClientRequest:
                 raise RuntimeError("the answer is longer than its Content-Length")
             self._length -= size
         if size > TOGETHER:
-            self._connection.write_parts([part for part in (head, body, tail) if part])
+            self._connection.transport.writelines([part for part in (head, body, tail) if part])
         elif head or size or tail:
-            self._connection.write(b"%b%b%b" % (head, body, tail) if head or tail else body)
+            self._connection.transport.write(b"%b%b%b" % (head, body, tail) if head or tail else body)

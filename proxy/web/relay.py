@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import NamedTuple
 
 from proxy.errors import Phase, UpstreamError
 from proxy.lease import Served
@@ -54,13 +55,8 @@ class Relay:
         nothing more is wanted of the replica. Raises UpstreamError if it breaks off.
         """
         status = response.status
-        if not 200 <= status < 600:
-            raise UpstreamError(f"the replica answered with status {status}", Phase.MAYBE_SENT)
-        headers = rules.downstream(response.headers)
-        media, coded = content_type(headers)
-        back: GiveBack | None = None
-        if served is not None and served.name != served.upstream and not coded:
-            back = GiveBack(served.upstream, served.name, anywhere=status >= 400)
+        headers, media, coded, back = opening(response, served)
+        if back is not None:
             headers = [line for line in headers if line[0] != b"content-length"]
             length = response.content_length
             if body is None and length is not None and length <= SMALL_ANSWER:
@@ -119,6 +115,28 @@ class Relay:
             self.status = start["status"]
             await send(start)
         return kept.chunks
+
+
+class Opening(NamedTuple):
+    """The head of an answer, read: the lines for the client, the media type, whether the body is compressed, and what
+    puts the client's name back into it (None: nothing to put back, or compressed)."""
+
+    headers: list[tuple[bytes, bytes]]
+    media: bytes
+    coded: bool
+    back: GiveBack | None
+
+
+def opening(response: UpstreamResponse, served: Served | None) -> Opening:
+    """Raises UpstreamError for a status that no final answer has."""
+    status = response.status
+    if not 200 <= status < 600:
+        raise UpstreamError(f"the replica answered with status {status}", Phase.MAYBE_SENT)
+    headers = rules.downstream(response.headers)
+    media, coded = content_type(headers)
+    renamed = served is not None and served.name != served.upstream and not coded
+    back = GiveBack(served.upstream, served.name, anywhere=status >= 400) if served is not None and renamed else None
+    return Opening(headers, media, coded, back)
 
 
 class _Kept:

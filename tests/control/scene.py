@@ -14,19 +14,26 @@ T = TypeVar("T")
 
 
 @contextmanager
-def world_of(replicas: int = 3, **more: Any) -> Iterator[World]:
-    """Ready replicas behind a proxy, in virtual time; the log is off."""
+def quiet_loop() -> Iterator[VirtualLoop]:
+    """Virtual time with the log off; all that runs in it is ended."""
     logging.disable(logging.CRITICAL)
     loop = VirtualLoop()
     try:
+        yield loop
+    finally:
+        end(loop)
+        logging.disable(logging.NOTSET)
+
+
+@contextmanager
+def world_of(replicas: int = 3, **more: Any) -> Iterator[World]:
+    """Ready replicas behind a proxy."""
+    with quiet_loop() as loop:
         world = World(loop, replicas=replicas, **more)
         world.seconds(3)
         assert len(world.proxy.fleet.ready()) == replicas
         yield world
         world.proxy.kill()
-    finally:
-        end(loop)
-        logging.disable(logging.NOTSET)
 
 
 def do(world: World, call: Coroutine[Any, Any, T]) -> T:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +9,8 @@ import pytest
 from proxy.control.discovery import Follower, Group
 from proxy.replica_state import State
 from tests.control.replicas import FakeReplica
-from tests.control.virtual_time import VirtualLoop, end
+from tests.control.scene import quiet_loop
+from tests.control.virtual_time import VirtualLoop
 from tests.control.world import World
 
 GROUP = Group("vllm", 8000)
@@ -56,15 +56,10 @@ class Scene:
 
 @pytest.fixture
 def scene() -> Iterator[Scene]:
-    logging.disable(logging.CRITICAL)
-    loop = VirtualLoop()
-    try:
+    with quiet_loop() as loop:
         it = Scene(loop)
         yield it
         it.world.proxy.kill()
-    finally:
-        end(loop)
-        logging.disable(logging.NOTSET)
 
 
 def test_they_come_and_go(scene: Scene) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
@@ -12,7 +11,8 @@ import pytest
 from proxy.errors import Conflict, LorafleetError, NotFound, TransactionFailed
 from proxy.replica_state import State
 from tests.control.replicas import FakeReplica
-from tests.control.virtual_time import VirtualLoop, end
+from tests.control.scene import quiet_loop
+from tests.control.virtual_time import VirtualLoop
 from tests.control.world import World
 
 R0, R1, R2 = (f"http://r{n}:8000" for n in range(3))
@@ -46,15 +46,10 @@ class Scene:
 
 @pytest.fixture
 def scene() -> Iterator[Scene]:
-    logging.disable(logging.CRITICAL)
-    loop = VirtualLoop()
-    try:
+    with quiet_loop() as loop:
         it = Scene(loop)
         yield it
         it.world.proxy.kill()
-    finally:
-        end(loop)
-        logging.disable(logging.NOTSET)
 
 
 def test_it_survives_a_crash(scene: Scene) -> None:

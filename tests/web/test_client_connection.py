@@ -323,8 +323,11 @@ async def test_a_body_that_nobody_reads_is_left_in_the_socket() -> None:
     held: list[int] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
+        request = scope["lorafleet.request"]
+        while request.read_ahead <= READ_AHEAD:
+            await asyncio.sleep(0.005)
         await go.wait()
-        held.append(scope["lorafleet.request"].read_ahead)
+        held.append(request.read_ahead)
         await answer(send, b"%d" % len(await whole(receive)))
 
     size = 40 * READ_AHEAD
@@ -469,14 +472,19 @@ async def test_an_offer_to_upgrade_is_answered_as_a_request() -> None:
 
 
 async def test_an_idle_connection_is_closed_and_a_busy_one_is_not() -> None:
+    asked, over = asyncio.Event(), asyncio.Event()
+
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        await asyncio.sleep(1.6)
+        asked.set()
+        await over.wait()
         await answer(send, b"late")
 
     async with serving(app, idle_secs=1) as here:
-        idle, busy = await asyncio.gather(here.say(b"GET / HT"), here.say(GET % b"/"))
-    assert idle == b""
-    assert busy.endswith(b"late")
+        busy = asyncio.create_task(here.say(CLOSING % b"/"))
+        await asked.wait()
+        assert await here.say(b"GET / HT") == b""  # the busy one is older
+        over.set()
+        assert (await busy).endswith(b"late")
 
 
 async def test_the_end_of_the_server_waits_for_answers() -> None:
