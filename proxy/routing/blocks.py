@@ -13,9 +13,9 @@ hashes. Outputs extend the stream of their prompt (`Tail`), and so can an engine
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 from xxhash import xxh3_64_intdigest
 
 from proxy.routing.request import Kind, Prompt, without_space
@@ -72,8 +72,7 @@ def extend(chain: list[int], start: int, data: bytes, begin: int) -> None:
         append(h)
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
+class Chain(msgspec.Struct, frozen=True, gc=False):
     """The hashes of one prompt: `blocks[i]` stands for its first EDGES[i + 1] bytes.
 
     `tail` holds the bytes after the last full block, so that the chain can be extended by what is generated.

@@ -14,6 +14,8 @@ from itertools import combinations
 from math import exp
 from typing import Final
 
+import msgspec
+
 FORGET: Final = 0.98
 """Weight that each further answer leaves to all earlier ones: about the last 50 count."""
 MIN_ANSWERS: Final = 4
@@ -29,8 +31,7 @@ _EQUAL: Final = 4
 """Answers for which a replica is thought to be as fast as the others, against what its own answers say."""
 
 
-@dataclass(slots=True)
-class Trace:
+class Trace(msgspec.Struct, gc=False):
     """What was known when a request began, kept until it ends.
 
     `last_use` is when (in uses of the index) the replica was last seen with what it is thought to hold, `settled` what

@@ -7,7 +7,6 @@ The costly part of a body is a long list of token ids. It is never decoded: the 
 of the body and kept as a view, and only the small rest is decoded as JSON.
 """
 
-from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final
 
@@ -39,8 +38,7 @@ def without_space(inner: bytes) -> bytes:
     return inner + b"," if inner else inner
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True, gc=False):
     """One prompt.
 
     `raw` is, for TOKENS, the inside of the JSON list as the client wrote it; for TEXT the UTF-8 text; for CHAT a
@@ -49,8 +47,11 @@ class Prompt:
     """
 
     kind: Kind
-    raw: bytes | memoryview = field(repr=False)
-    key: int = field(default=0, compare=False)
+    raw: bytes | memoryview
+    key: int = 0
+
+    def __repr__(self) -> str:
+        return f"Prompt({self.kind.name}, {len(self.raw)} bytes)"
 
     def canonical(self) -> bytes:
         """The bytes to hash: token ids are written `1,2,3,` whatever white space the client used."""
@@ -59,8 +60,7 @@ class Prompt:
         return without_space(bytes(self.raw))
 
 
-@dataclass(frozen=True, slots=True)
-class RouteRequest:
+class RouteRequest(msgspec.Struct, frozen=True, gc=False):
     """What routing needs from a body. `prompts` is empty when there is nothing to route by.
 
     `max_tokens` is the limit for each sequence as the client set it, `n` the number of sequences a prompt.

@@ -1,8 +1,10 @@
 """The routing of one proxy: chains, index, ring and load put together, and kept in step with what happens."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from proxy.routing import affinity, batches, policies
 from proxy.routing.blocks import EDGES, Chain, canonical_ids
@@ -25,8 +27,7 @@ _SIDE_BY_SIDE: Final = 8
 """Uses of the index that may belong to requests which just ended, beside two for each that is in flight."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True, gc=False):
     """Where a request goes, and what that was based on.
 
     `cached_tokens` is how many prompt tokens the replica should be able to reuse, `prompt_tokens` how many there are
@@ -38,9 +39,12 @@ class Decision:
     cached_tokens: int
     prompt_tokens: int
     sequences: int
-    model: str = field(repr=False)
-    chains: tuple[Chain, ...] = field(repr=False, compare=False)
-    trace: Trace = field(repr=False, compare=False)
+    model: str
+    chains: tuple[Chain, ...]
+    trace: Trace
+
+    def __repr__(self) -> str:
+        return f"Decision(replica {self.replica}, {self.route}, {self.cached_tokens} of {self.prompt_tokens} tokens)"
 
 
 @dataclass(slots=True)

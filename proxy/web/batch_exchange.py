@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -103,7 +102,7 @@ class BatchExchange(Exchange):
         try:
             for replica, positions in sorted(division, key=lambda part: part[1][0]):
                 prompts = tuple([request.prompts[position] for position in positions])
-                part = replace(request, prompts=prompts)
+                part = structs.replace(request, prompts=prompts)
                 others = self._tried.union(candidates) - {replica}
                 lease = forwarder.take(part, served, others, routed=True)
                 shares.append(Share(tuple(positions), part, lease))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -52,7 +51,7 @@ def whole(parts: Sequence[tuple[Sequence[int], Decision | None]]) -> Decision | 
     for positions, decision in parts:
         if decision is not None:
             chains.update(zip(positions, decision.chains, strict=False))  # of a long part, not all are looked up
-    return replace(
+    return structs.replace(
         decisions[0],
         cached_tokens=sum([each.cached_tokens for each in decisions]),
         prompt_tokens=sum([each.prompt_tokens for each in decisions]),

@@ -27,12 +27,14 @@ class Replica:
 
     `directory` is its working directory and holds its log. A path below /proc/self/cwd is thus another directory for
     each replica: that is how a test makes a mount that only some of them see.
+    `core` keeps it to one core, so that an idle replica does not lend its computing power to a busy one.
     """
 
     directory: Path
     model: Path
     token: str
     extra: Sequence[str] = ()
+    core: int | None = None
     port: int = field(default_factory=free_port)
     events_port: int = field(default_factory=free_port)
     process: Popen[bytes] | None = None
@@ -82,7 +84,8 @@ class Replica:
             "--logprobs-mode": "processed_logprobs",
         }
         # `vllm serve` looks up a distribution called vllm, which this wheel is not; the module is the same server.
-        command = [str(real_python()), "-m", "vllm.entrypoints.openai.api_server"]
+        pinned = [] if self.core is None else ["taskset", "--cpu-list", str(self.core)]
+        command = [*pinned, str(real_python()), "-m", "vllm.entrypoints.openai.api_server"]
         for name, value in options.items():
             command += [name, str(value)]
         command += ["--enable-lora", "--enforce-eager", "--enable-prompt-tokens-details", *self.extra]
