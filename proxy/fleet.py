@@ -88,7 +88,7 @@ class Fleet:
         self.running: Counter[str] = Counter()
         self.ready_once: set[int] = set()
         self._watchers: list[Callable[[], None]] = []
-        self._offered: list[int] = []
+        self._offered: tuple[int, ...] = ()
         self._closed: set[str] = set()
         self._ghosts = 0
         for endpoint in endpoints:
@@ -317,10 +317,10 @@ class Fleet:
         pause = self.desired.pause
         return (pause is not None and pause.real) or self.desired.asleep is not None
 
-    def routable(self, exclude: frozenset[int] = frozenset()) -> list[int]:
+    def routable(self, exclude: frozenset[int] = frozenset()) -> tuple[int, ...]:
         """Replicas that may be offered work: the READY ones, or the SUSPECT ones when there is no READY one."""
         offered = self._offered
-        return [index for index in offered if index not in exclude] if exclude else offered
+        return tuple(index for index in offered if index not in exclude) if exclude else offered
 
     def lease(self, request: RouteRequest, served: Served | None, exclude: frozenset[int] = frozenset()) -> Lease:
         """Choose a replica and hold it. Raises Unavailable when none may be offered the request."""
@@ -380,7 +380,8 @@ class Fleet:
                 callback()
 
     def _changed(self) -> None:
-        ready = [r.index for r in self.members() if r.state is State.READY and r.facts is not None]
-        self._offered = ready or [r.index for r in self.members() if r.state is State.SUSPECT and r.facts is not None]
+        known = [r for r in self.members() if r.facts is not None]
+        ready = tuple(r.index for r in known if r.state is State.READY)
+        self._offered = ready or tuple(r.index for r in known if r.state is State.SUSPECT)
         for callback in self._watchers:
             callback()

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from proxy.routing.request import Kind, Prompt, without_space
+from proxy.routing.request import TOKENS, Kind, Prompt, without_space
 
 # (bytes a block, bytes of the prompt up to which blocks are that long)
 STRIDES: Final = ((96, 12 * 1024), (256, 32 * 1024), (1024, 256 * 1024), (8 * 1024, 16 * 1024 * 1024))
@@ -114,7 +114,7 @@ def chain(prompt: Prompt, begin: int, tokens_per_byte: float) -> Chain:
     blocks: list[int] = []
     extend(blocks, 0, data, begin)
     tail = data[EDGES[len(blocks)] :] if size <= EDGES[-1] else b""
-    if prompt.kind is not Kind.TOKENS or not size:
+    if prompt.kind is not TOKENS or not size:
         return Chain(begin, blocks, tail, size, round(size * tokens_per_byte), tokens_per_byte, prompt.kind)
     if size <= _SAMPLE:
         tokens = data.count(b",")

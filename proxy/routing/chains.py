@@ -5,7 +5,7 @@ from typing import Final
 
 from proxy.routing import blocks
 from proxy.routing.blocks import Chain
-from proxy.routing.request import Kind, Prompt
+from proxy.routing.request import TOKENS, Kind, Prompt
 
 KEPT: Final = 512
 _SEEDS: Final = 4096
@@ -45,6 +45,6 @@ class Chains:
 
     def learn(self, chain: Chain, prompt_tokens: int) -> None:
         """A replica counted the tokens of this prompt."""
-        if chain.kind is not Kind.TOKENS and chain.size >= 64:
+        if chain.kind is not TOKENS and chain.size >= 64:
             known = self._tokens_per_byte[chain.kind]
             self._tokens_per_byte[chain.kind] = known + _LEARN * (prompt_tokens / chain.size - known)

@@ -9,8 +9,7 @@ squares fit with forgetting over all answers; `speed` is each replica's own fact
 that short answers count as much as long ones, and none of the three may be negative.
 """
 
-from dataclasses import dataclass, field
-from itertools import combinations
+from dataclasses import dataclass
 from math import exp
 from typing import Final
 
@@ -27,8 +26,12 @@ PREFILL: Final = 0.002
 """A prompt token takes at least this part of a lone token generated (engines: 0.003 to 0.01). Where all prompts are
 alike the answers hardly tell what a prompt costs, and with a fit that says nothing copies would be free."""
 _SPEED_STEP: Final = 0.1
+_SINGULAR: Final = 1e-12
 _EQUAL: Final = 4
 """Answers for which a replica is thought to be as fast as the others, against what its own answers say."""
+
+Moments = tuple[float, float, float, float, float, float, float, float, float]
+"""Of the fit: sums of xx, xy, xz, yy, yz, zz, x, y, z (uncached tokens, tokens out, tokens out times sequences)."""
 
 
 class Trace(msgspec.Struct, gc=False):
@@ -135,7 +138,7 @@ class Rates:
     tokens_out: float = 64.0
     seconds: float = 0.5
     _typical: float = 1.0
-    _moments: list[float] = field(default_factory=lambda: [0.0] * 9)
+    _moments: Moments = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
     @property
     def known(self) -> bool:
@@ -166,15 +169,25 @@ class Rates:
             load.speed += (ratio / self._typical - load.speed) * max(_SPEED_STEP, 1.0 / (_EQUAL + load.answers))
         scale = load.speed / seconds
         x, y, z = uncached * scale, tokens_out * scale, tokens_out * crowd * scale
-        m = self._moments
-        for at, value in enumerate((x * x, x * y, x * z, y * y, y * z, z * z, x, y, z)):
-            m[at] = m[at] * FORGET + value
+        keep = FORGET
+        xx, xy, xz, yy, yz, zz, mx, my, mz = self._moments
+        self._moments = m = (
+            xx * keep + x * x,
+            xy * keep + x * y,
+            xz * keep + x * z,
+            yy * keep + y * y,
+            yz * keep + y * z,
+            zz * keep + z * z,
+            mx * keep + x,
+            my * keep + y,
+            mz * keep + z,
+        )
         if self.answers <= 4 * MIN_ANSWERS or self.answers % 16 == 0:
             prefill, self.step, self.crowd = fit(m)
             self.prefill = max(prefill, PREFILL * (self.step + self.crowd))
 
 
-def fit(moments: list[float]) -> tuple[float, float, float]:
+def fit(moments: Moments) -> tuple[float, float, float]:
     """The three rates, none negative, that explain the answers best.
 
     A little is added to each diagonal. Where the answers cannot tell two rates apart, because all were alike, the one
@@ -182,37 +195,31 @@ def fit(moments: list[float]) -> tuple[float, float, float]:
     was seen to.
     """
     xx, xy, xz, yy, yz, zz, x, y, z = moments
-    matrix = ((xx * 1.001, xy, xz), (xy, yy * 1.001, yz), (xz, yz, zz * 1.03))
-    vector = (x, y, z)
-    best, best_gain = (0.0, 0.0, 0.0), 0.0
-    for size in (3, 2, 1):
-        for chosen in combinations(range(3), size):
-            solved = _solve([[matrix[i][j] for j in chosen] for i in chosen], [vector[i] for i in chosen])
-            if solved is None or min(solved) < 0.0:
-                continue
-            gain = sum(value * vector[i] for value, i in zip(solved, chosen, strict=True))
-            if gain > best_gain:
-                full = [0.0, 0.0, 0.0]
-                for value, i in zip(solved, chosen, strict=True):
-                    full[i] = value
-                best, best_gain = (full[0], full[1], full[2]), gain
-        if size == 3 and best_gain > 0.0:
-            break
-    return best
-
-
-def _solve(matrix: list[list[float]], vector: list[float]) -> list[float] | None:
-    """Gaussian elimination for a small positive matrix; None when it is singular."""
-    size = len(vector)
-    rows = [[*row, value] for row, value in zip(matrix, vector, strict=True)]
-    for i in range(size):
-        pivot = rows[i][i]
-        if pivot <= 1e-12 * (abs(matrix[i][i]) or 1.0):
-            return None
-        for j in range(i + 1, size):
-            factor = rows[j][i] / pivot
-            rows[j] = [b - factor * a for a, b in zip(rows[i], rows[j], strict=True)]
-    solved = [0.0] * size
-    for i in reversed(range(size)):
-        solved[i] = (rows[i][size] - sum(rows[i][j] * solved[j] for j in range(i + 1, size))) / rows[i][i]
-    return solved
+    xx, yy, zz = xx * 1.001, yy * 1.001, zz * 1.03
+    # All three by Cramer's rule; the matrix is symmetric.
+    a, b, c = yy * zz - yz * yz, xz * yz - xy * zz, xy * yz - xz * yy
+    size = xx * a + xy * b + xz * c
+    if size > _SINGULAR * xx * yy * zz:
+        d = xy * xz - xx * yz
+        prefill = (a * x + b * y + c * z) / size
+        step = (b * x + (xx * zz - xz * xz) * y + d * z) / size
+        crowd = (c * x + d * y + (xx * yy - xy * xy) * z) / size
+        if prefill >= 0.0 and step >= 0.0 and crowd >= 0.0:
+            return prefill, step, crowd
+    # One of them would be negative: the best that two can do, or one.
+    best, best_gain = [0.0, 0.0, 0.0], 0.0
+    for i, j, ii, jj, ij, left, right in (
+        (0, 1, xx, yy, xy, x, y),
+        (0, 2, xx, zz, xz, x, z),
+        (1, 2, yy, zz, yz, y, z),
+    ):
+        size = ii * jj - ij * ij
+        pairs = [(left / ii if ii else 0.0, 0.0), (0.0, right / jj if jj else 0.0)]
+        if size > _SINGULAR * ii * jj:
+            pairs.append(((jj * left - ij * right) / size, (ii * right - ij * left) / size))
+        for one, other in pairs:
+            gain = one * left + other * right
+            if one >= 0.0 and other >= 0.0 and gain > best_gain:
+                best, best_gain = [0.0, 0.0, 0.0], gain
+                best[i], best[j] = one, other
+    return best[0], best[1], best[2]

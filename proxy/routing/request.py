@@ -29,6 +29,10 @@ class Kind(IntEnum):
     CHAT = 2
 
 
+TOKENS: Final = Kind.TOKENS
+"""To look up a member of an enumeration takes longer than to compare with it (75 ns)."""
+
+
 def without_space(inner: bytes) -> bytes:
     """The inside of a JSON list of token ids as canonical bytes."""
     if (
@@ -55,7 +59,7 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
 
     def canonical(self) -> bytes:
         """The bytes to hash: token ids are written `1,2,3,` whatever white space the client used."""
-        if self.kind is not Kind.TOKENS:
+        if self.kind is not TOKENS:
             return bytes(self.raw)
         return without_space(bytes(self.raw))
 
@@ -296,7 +300,7 @@ def _first(raw: msgspec.Raw) -> bytes:
 
 
 def _tokens(inner: bytes | memoryview) -> Prompt:
-    return Prompt(Kind.TOKENS, inner, xxh3_64_intdigest(inner))
+    return Prompt(TOKENS, inner, xxh3_64_intdigest(inner))
 
 
 def _text(raw: msgspec.Raw) -> Prompt:

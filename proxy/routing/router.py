@@ -14,7 +14,7 @@ from proxy.routing.index import Index, Path
 from proxy.routing.ledger import Ledger
 from proxy.routing.load import Rates, ReplicaLoad, Trace
 from proxy.routing.policies import Route, View
-from proxy.routing.request import MAX_PROMPTS, Kind, RouteRequest
+from proxy.routing.request import MAX_PROMPTS, TOKENS, RouteRequest
 from proxy.routing.ring import Ring
 
 HASHED_PROMPTS: Final = 64
@@ -75,7 +75,7 @@ class Router:
         self._loads: list[ReplicaLoad] = []
         self._busy: list[float] = []
         self._free: list[int] = []
-        self._candidates: tuple[Sequence[int], list[int], int] = ((), [], 0)
+        self._candidates: tuple[tuple[int, ...], list[int], int] = ((), [], 0)
         self._sequences = 0
         self._turn = 0
         self._routes: dict[str, int] = {"affinity": 0, "spill": 0, "new": 0, "fallback": 0}
@@ -124,15 +124,20 @@ class Router:
         `model` is the upstream name. Candidates that were never set count as idle replicas that hold nothing.
         """
         slots, allowed = self._slots(candidates)
-        prompts = request.prompts
-        chains = tuple([self._chains.get(prompt, model, request.salt) for prompt in prompts[:HASHED_PROMPTS]])
-        sequences = max(1, len(prompts)) * request.n
-        if not chains:
-            return self._fallback(slots, model, sequences)
-        paths = [self._index.walk(chain.seed, chain.blocks) for chain in chains]
-        tokens = sum([chain.tokens for chain in chains]) * len(prompts) // len(chains)
-        key = affinity.placement_key(self._index, chains[0], paths[0])
-        slot, route = self._choose(self._view(request, slots, allowed, chains, paths, key, tokens, sequences, now))
+        prompts, index = request.prompts, self._index
+        if len(prompts) == 1:  # nearly always, and lists of one are slow to make
+            chain = self._chains.get(prompts[0], model, request.salt)
+            chains: tuple[Chain, ...] = (chain,)
+            paths = [index.walk(chain.seed, chain.blocks)]
+            tokens, sequences = chain.tokens, request.n
+        elif prompts:
+            chains = tuple([self._chains.get(prompt, model, request.salt) for prompt in prompts[:HASHED_PROMPTS]])
+            paths = [index.walk(chain.seed, chain.blocks) for chain in chains]
+            tokens = sum([chain.tokens for chain in chains]) * len(prompts) // len(chains)
+            sequences = len(prompts) * request.n
+        else:
+            return self._fallback(slots, model, request.n)
+        slot, route = self._choose(self._view(request, slots, allowed, chains, paths, tokens, sequences, now))
         self._routes[route] += 1
         self._turn += 1
         new = route == "new" and self.policy == "prefix"
@@ -244,13 +249,12 @@ class Router:
         allowed: int,
         chains: tuple[Chain, ...],
         paths: list[Path],
-        key: int,
         tokens: int,
         sequences: int,
         now: float,
     ) -> View:
-        find = self.policy == "prefix"
-        found = affinity.find(self._index, chains, paths, allowed) if find else affinity.NOTHING
+        index = self._index
+        found = affinity.find(index, chains, paths, allowed) if self.policy == "prefix" else affinity.NOTHING
         limit, typical = request.max_tokens, self._rates.tokens_out
         return View(
             slots,
@@ -263,7 +267,7 @@ class Router:
             self._rates,
             now,
             found,
-            key,
+            0 if found.holders else affinity.placement_key(index, chains[0], paths[0]),
             tokens,
             typical if limit is None or limit > typical else max(1.0, limit),
             sequences,
@@ -299,14 +303,14 @@ class Router:
     def _slots(self, candidates: Sequence[int]) -> tuple[list[int], int]:
         """The candidates' slots, as a list and as a mask."""
         known, slots, mask = self._candidates
-        if known == candidates:
+        if known is candidates:
             return slots, mask
         for replica in candidates:
             if replica not in self._replicas:
                 self.set_replica(replica, key=str(replica), block_size=16, capacity_tokens=None)
         slots = [self._replicas[replica].slot for replica in candidates]
         mask = sum(1 << slot for slot in set(slots))
-        self._candidates = (list(candidates), slots, mask)
+        self._candidates = (tuple(candidates), slots, mask)  # a tuple is kept as it is; a list may change
         return slots, mask
 
     def _draw_ring(self) -> None:
@@ -327,9 +331,9 @@ class Router:
         index = self._index
         size = self._replicas[self._indices[slot]].block_size
         cached = 0
-        for at, (chain, path) in enumerate(zip(chains, paths, strict=True)):
-            if at:
-                path = index.walk(chain.seed, chain.blocks)  # the one before may have changed it
+        for at, chain in enumerate(chains):
+            # The one before may have changed what was found.
+            path = index.walk(chain.seed, chain.blocks) if at else paths[0]
             depth = index.depth(path, slot)
             if depth:
                 # What comes after the last full block is the same too when all blocks are, or nearly always.
@@ -365,7 +369,7 @@ class Router:
         """What was generated is cached too, and takes room whether its tokens were seen or not."""
         if output_ids and len(decision.chains) == 1 and decision.sequences == 1:
             chain = decision.chains[0]
-            if chain.kind is Kind.TOKENS:
+            if chain.kind is TOKENS:
                 longer = chain.continued(canonical_ids(output_ids))
                 path = self._index.walk(longer.seed, longer.blocks)
                 self._index.record(decision.model, longer.seed, longer.blocks, longer.tokens_per_byte, slot, path)
