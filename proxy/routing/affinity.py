@@ -1,8 +1,9 @@
 """What the index says of a request: who holds it already, and what a new prompt is placed by."""
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
+import msgspec
 from xxhash import xxh3_64_intdigest
 
 from proxy.routing.blocks import EDGES, Chain
@@ -16,13 +17,13 @@ _COMPARED: Final = 8
 """With more holders than this, all are taken to hold as much as they ever did."""
 
 
-class Found(NamedTuple):
+class Found(msgspec.Struct, frozen=True, gc=False):
     """The slots that hold the longest part of a continuation, how many tokens that is, and how often it was asked.
 
     No holders when nothing is held but what different prompts share.
     """
 
-    holders: Sequence[int]
+    holders: tuple[int, ...]
     tokens: float
     asked: int
 
@@ -32,20 +33,23 @@ NOTHING: Final = Found((), 0.0, 0)
 
 def find(index: Index, chains: Sequence[Chain], paths: Sequence[Path], allowed: int) -> Found:
     """Look for the prompts (for a batch: the one that saves most) among the slots in the mask `allowed`."""
-    best = NOTHING
-    for chain, path in zip(chains, paths, strict=True):
-        size = len(chain.blocks)
-        root = index.root(chain.seed)
-        mature = root is not None and root.prompts >= MATURE
-        for at in range(len(path) - 1, -1, -1):
-            node, matched = path[at]
-            mask = node.mask & allowed
-            if mask and (continues(node, matched, size) or (mature and _forks(node, matched, size))):
-                found = _deepest(index, path, mask, chain, node.asked)
-                if found.tokens > best.tokens:
-                    best = found
-                break
-    return best
+    if len(chains) == 1:  # nearly always
+        return _find(index, chains[0], paths[0], allowed)
+    found = [_find(index, chain, path, allowed) for chain, path in zip(chains, paths, strict=True)]
+    return max(found, key=_tokens, default=NOTHING)
+
+
+def _tokens(found: Found) -> float:
+    return found.tokens
+
+
+def _find(index: Index, chain: Chain, path: Path, allowed: int) -> Found:
+    size = len(chain.blocks)
+    for node, matched in reversed(path):
+        mask = node.mask & allowed
+        if mask and (continues(node, matched, size) or (_forks(node, matched, size) and _mature(index, chain))):
+            return _deepest(index, path, mask, chain, node.asked)
+    return NOTHING
 
 
 def continues(node: Node, matched: int, size: int) -> bool:
@@ -59,6 +63,11 @@ def _forks(node: Node, matched: int, size: int) -> bool:
     Two branches of a conversation whose common turns were never seen: another proxy had them, or an earlier life.
     """
     return node.prompts == 1 and 2 * (node.start + matched) > size
+
+
+def _mature(index: Index, chain: Chain) -> bool:
+    root = index.root(chain.seed)
+    return root is not None and root.prompts >= MATURE
 
 
 def placement_key(index: Index, chain: Chain, path: Path) -> int:
@@ -76,13 +85,11 @@ def placement_key(index: Index, chain: Chain, path: Path) -> int:
 
 
 def _deepest(index: Index, path: Path, mask: int, chain: Chain, asked: int) -> Found:
-    if not mask & (mask - 1):
-        slot = mask.bit_length() - 1
-        return Found((slot,), EDGES[index.depth(path, slot)] * chain.tokens_per_byte, asked)
-    holders = list(bits(mask))
-    if len(holders) > _COMPARED:
+    holders = bits(mask)
+    if len(holders) == 1 or len(holders) > _COMPARED:
         return Found(holders, EDGES[index.depth(path, holders[0])] * chain.tokens_per_byte, asked)
     depths = [index.depth(path, slot) for slot in holders]
     most = max(depths)
-    best = [slot for slot, depth in zip(holders, depths, strict=True) if depth == most]
-    return Found(best, EDGES[most] * chain.tokens_per_byte, asked)
+    if depths.count(most) < len(depths):
+        holders = tuple([slot for slot, depth in zip(holders, depths, strict=True) if depth == most])
+    return Found(holders, EDGES[most] * chain.tokens_per_byte, asked)

@@ -11,7 +11,7 @@ so the order of an LRU never puts a run before the runs that continue it, and wh
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator
+from functools import lru_cache
 from typing import Final
 
 from proxy.routing.blocks import EDGES
@@ -69,12 +69,15 @@ class Held:
         self.ticks = ticks
 
 
-def bits(mask: int) -> Iterator[int]:
-    """The positions of the bits that are set."""
+@lru_cache(maxsize=4096)
+def bits(mask: int) -> tuple[int, ...]:
+    """The positions of the bits that are set; the sets of replicas that hold something come again and again."""
+    found = []
     while mask:
         low = mask & -mask
-        yield low.bit_length() - 1
+        found.append(low.bit_length() - 1)
         mask ^= low
+    return tuple(found)
 
 
 class Index:
@@ -170,18 +173,15 @@ class Index:
 
     def depth(self, path: Path, slot: int) -> int:
         """How many blocks of the path the replica holds."""
+        return self.holding(path, slot)[0]
+
+    def holding(self, path: Path, slot: int) -> tuple[int, int]:
+        """How many blocks of the path the replica holds, and the tick of its last use of them; (0, 0) for none."""
         for node, matched in reversed(path):
             if node.mask >> slot & 1:
-                covered = self._held[slot].lru[node][0]
-                return node.start + min(covered, matched)
-        return 0
-
-    def last_use(self, path: Path, slot: int) -> int:
-        """The tick of the replica's last use of the longest part of the path that it holds; 0 if it holds none."""
-        for node, _ in reversed(path):
-            if node.mask >> slot & 1:
-                return self._held[slot].lru[node][1]
-        return 0
+                covered, tick = self._held[slot].lru[node]
+                return node.start + (covered if covered < matched else matched), tick
+        return 0, 0
 
     def ticks(self, slot: int) -> int:
         """The replica's uses so far."""
@@ -198,14 +198,16 @@ class Index:
         held = self._held.get(slot)
         if held is None or not blocks:
             return []
-        path = list(path)
-        if path and path[-1][1] < len(path[-1][0].blocks):
-            node, matched = path[-1]
-            path[-1] = (self._split(node, matched), matched)
-        at = path[-1][0].start + path[-1][1] if path else 0
-        if at < len(blocks):
-            path.append((self._add(model, seed, path, blocks[at:], at, tokens_per_byte), len(blocks) - at))
-        path[-1][0].asked += 1
+        node, matched = path[-1] if path else (None, 0)
+        if node is None or node.start + matched < len(blocks) or matched < len(node.blocks):
+            path = list(path)
+            if node is not None and matched < len(node.blocks):
+                path[-1] = (self._split(node, matched), matched)
+            at = path[-1][0].start + matched if path else 0
+            if at < len(blocks):
+                path.append((self._add(model, seed, path, blocks[at:], at, tokens_per_byte), len(blocks) - at))
+            node = path[-1][0]
+        node.asked += 1
         bit = 1 << slot
         tick = held.ticks = held.ticks + 1
         lru = held.lru

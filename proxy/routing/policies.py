@@ -27,7 +27,9 @@ Worth
 """
 
 from collections.abc import Callable, Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
+
+import msgspec
 
 from proxy.routing.affinity import Found
 from proxy.routing.ledger import Ledger
@@ -55,7 +57,7 @@ _FEW: Final = 8
 """No new prompt goes where this many times the mean, and a few, are in flight, whatever the ledger says."""
 
 
-class View(NamedTuple):
+class View(msgspec.Struct, frozen=True, gc=False):
     """What a policy may look at. Replicas are named by their slot; `allowed` has the bits of the candidates.
 
     `found` says who holds a continuation (nobody: it is new); `key` is what new prompts are placed by; `busy` the
@@ -79,11 +81,8 @@ class View(NamedTuple):
     turn: int
 
 
-class Choice(NamedTuple):
-    """A slot, and why."""
-
-    slot: int
-    route: Route
+Choice = tuple[int, Route]
+"""A slot, and why."""
 
 
 def prefix(view: View) -> Choice:
@@ -92,13 +91,13 @@ def prefix(view: View) -> Choice:
     holders = view.found.holders
     if not holders:
         slot = _place(view)
-        return Choice(other if other != slot and _gain(view, slot, other) > PULL * view.sequences else slot, "new")
+        return (other if other != slot and _gain(view, slot, other) > PULL * view.sequences else slot), "new"
     holder = holders[0] if len(holders) == 1 else min(holders, key=view.busy.__getitem__)
     if other in holders:
-        return Choice(other, "affinity")
+        return other, "affinity"
     if _popular(view, holder, other) or _gain(view, holder, other) > SPILL * view.sequences:
-        return Choice(other, "spill")
-    return Choice(holder, "affinity")
+        return other, "spill"
+    return holder, "affinity"
 
 
 def consistent_hash(view: View) -> Choice:
@@ -106,18 +105,18 @@ def consistent_hash(view: View) -> Choice:
     limit = FAIR * (view.in_flight + view.sequences) / len(view.candidates)
     for slot in view.ring.walk(view.key):
         if view.allowed >> slot & 1 and view.loads[slot].sequences + view.sequences <= max(limit, view.sequences):
-            return Choice(slot, "new")
+            return slot, "new"
     return least_loaded(view)
 
 
 def least_loaded(view: View) -> Choice:
     """The fewest sequences for its speed; among equals the one that was used longest ago."""
-    return Choice(min(view.candidates, key=view.busy.__getitem__), "new")
+    return min(view.candidates, key=view.busy.__getitem__), "new"
 
 
 def round_robin(view: View) -> Choice:
     """One after the other."""
-    return Choice(view.candidates[view.turn % len(view.candidates)], "new")
+    return view.candidates[view.turn % len(view.candidates)], "new"
 
 
 def _place(view: View) -> int:

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from proxy.routing import affinity, batches, policies
-from proxy.routing.blocks import EDGES, Chain, canonical_ids
+from proxy.routing.blocks import EDGES, Chain, block_count, canonical_ids
 from proxy.routing.chains import Chains
 from proxy.routing.engine_feed import EngineFeed
 from proxy.routing.index import Index, Path
@@ -334,13 +334,13 @@ class Router:
         for at, chain in enumerate(chains):
             # The one before may have changed what was found.
             path = index.walk(chain.seed, chain.blocks) if at else paths[0]
-            depth = index.depth(path, slot)
+            depth, last_use = index.holding(path, slot)
             if depth:
                 # What comes after the last full block is the same too when all blocks are, or nearly always.
                 whole = depth == len(chain.blocks)
                 tokens = chain.tokens if whole else int(EDGES[depth] * chain.tokens_per_byte + 0.5)
                 cached += max(0, min(tokens, chain.tokens - 1)) // size * size
-                trace.last_use = index.last_use(path, slot)
+                trace.last_use = last_use
             path = index.record(model, chain.seed, chain.blocks, chain.tokens_per_byte, slot, path)
             if new:
                 index.count_prompt(chain.seed, path)
@@ -370,9 +370,11 @@ class Router:
         if output_ids and len(decision.chains) == 1 and decision.sequences == 1:
             chain = decision.chains[0]
             if chain.kind is TOKENS:
-                longer = chain.continued(canonical_ids(output_ids))
-                path = self._index.walk(longer.seed, longer.blocks)
-                self._index.record(decision.model, longer.seed, longer.blocks, longer.tokens_per_byte, slot, path)
+                data = canonical_ids(output_ids)
+                if block_count(chain.size + len(data)) > len(chain.blocks):  # else nothing that could be looked up
+                    longer = chain.continued(data)
+                    path = self._index.walk(longer.seed, longer.blocks)
+                    self._index.record(decision.model, longer.seed, longer.blocks, longer.tokens_per_byte, slot, path)
                 return
         if output_tokens:
             self._index.occupy(slot, output_tokens)

@@ -113,7 +113,7 @@ def test_what_is_older_than_something_evicted_is_evicted() -> None:
     index = index_of(0)
     hold(index, [1, 2], 0)
     hold(index, [3, 4], 0)
-    tick = index.last_use(index.walk(1, [3, 4]), 0)
+    tick = index.holding(index.walk(1, [3, 4]), 0)[1]
     hold(index, [5, 6], 0)
     index.forget_older(0, tick)
     assert [depth(index, blocks, 0) for blocks in ([1, 2], [3, 4], [5, 6])] == [0, 0, 2]

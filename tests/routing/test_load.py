@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from proxy.routing.load import MIN_ANSWERS, Rates, ReplicaLoad, Trace, fit
+from proxy.routing.load import MIN_ANSWERS, Moments, Rates, ReplicaLoad, Trace, fit
 
 
 def learn(rates: Rates, loads: list[ReplicaLoad], slowness: list[float], answers: int, seed: int = 1) -> None:
@@ -59,8 +59,13 @@ def test_no_rate_is_negative() -> None:
             x, y, z = (draw.uniform(0, 1) for _ in range(3))
             for at, value in enumerate((x * x, x * y, x * z, y * y, y * z, z * z, x, y, z)):
                 moments[at] += value
-        assert min(fit(moments)) >= 0.0
-    assert fit([0.0] * 9) == (0.0, 0.0, 0.0)
+        assert min(fit(_nine(moments))) >= 0.0
+    assert fit(_nine([0.0] * 9)) == (0.0, 0.0, 0.0)
+
+
+def _nine(values: list[float]) -> Moments:
+    xx, xy, xz, yy, yz, zz, x, y, z = values
+    return xx, xy, xz, yy, yz, zz, x, y, z
 
 
 def test_the_queue_drains_with_time_and_with_answers() -> None:
