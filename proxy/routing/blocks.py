@@ -13,6 +13,7 @@ hashes. Outputs extend the stream of their prompt (`Tail`), and so can an engine
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final
 
 import msgspec
@@ -67,9 +68,10 @@ def extend(chain: list[int], start: int, data: bytes, begin: int) -> None:
             h = digest(data[at : at + _FINE], h)
             append(h)
         done = len(chain)
-    for index in range(done, total):
-        h = digest(data[EDGES[index] - start : EDGES[index + 1] - start], h)
-        append(h)
+    if done < total:
+        for at, end in pairwise(EDGES[done : total + 1].tolist()):
+            h = digest(data[at - start : end - start], h)
+            append(h)
 
 
 class Chain(msgspec.Struct, frozen=True, gc=False):
@@ -128,6 +130,7 @@ def chain(prompt: Prompt, begin: int, tokens_per_byte: float) -> Chain:
 def canonical_ids(ids: Sequence[int] | bytes) -> bytes:
     """Token ids as canonical bytes: ints, or a JSON list as bytes (with or without its brackets)."""
     if isinstance(ids, bytes):
-        return without_space(ids.strip(b" []"))
+        inner = memoryview(ids)[1:-1] if ids[:1] == b"[" and ids[-1:] == b"]" else ids
+        return without_space(inner)
     text = ",".join(map(str, ids))
     return text.encode() + b"," if text else b""

@@ -11,6 +11,9 @@ from typing import Protocol
 
 from proxy.errors import Phase, UpstreamError, UpstreamTimeout
 
+JOINED = 1 << 16
+"""Bytes that came while nobody read are given out as one chunk; more are not worth the copy."""
+
 
 class Carrier(Protocol):
     """What a response needs of the connection under it."""
@@ -108,7 +111,7 @@ class LeanResponse:
             await self._wait()
         if self.paused:
             self._resume()
-        return self._take()
+        return self._take() if self.waiting <= JOINED else self._take_one()
 
     async def read(self) -> bytes:
         self.greedy = True
@@ -130,6 +133,11 @@ class LeanResponse:
         self.parts = []
         self.waiting = 0
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _take_one(self) -> bytes:
+        part = self.parts.pop(0)
+        self.waiting = self.waiting - len(part) if self.parts else 0
+        return part
 
     def _resume(self) -> None:
         self.paused = False

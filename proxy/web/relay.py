@@ -13,6 +13,7 @@ from proxy.upstream.transport import Headers, UpstreamResponse
 from proxy.web import usage
 from proxy.web.asgi import Message, Send
 from proxy.web.rewrite import GiveBack
+from proxy.web.usage_scan import TAIL
 
 SMALL_ANSWER = 4 << 20
 """Bytes of an answer that are collected to give it a new Content-Length when a name in it changes; a larger one goes
@@ -148,7 +149,7 @@ class _Kept:
         self.chunks: list[bytes] = []
         self._size = 0
         self._tail = media.startswith(b"text/event-stream")
-        self._limit = usage.TAIL if self._tail else usage.LIMIT if media else 0
+        self._limit = TAIL if self._tail else usage.LIMIT if media else 0
 
     def add(self, chunk: bytes) -> None:
         if not self._limit:

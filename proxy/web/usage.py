@@ -10,16 +10,13 @@ import msgspec
 from msgspec.structs import replace
 
 from proxy.lease import Usage
+from proxy.web.usage_scan import TAIL, last_bytes, scan
 
 LIMIT = 4 << 20
 """Bytes of an answer that are kept to be read afterwards; from a larger one nothing is learned."""
 
 SCAN_FROM = 64 << 10
-"""Bytes of a JSON answer from which on it is searched instead of decoded: to decode a megabyte of log-probabilities
-takes 1.2 ms, in which nobody else is served."""
-
-TAIL = 16 << 10
-"""Bytes at the end of an event stream in which its usage is looked for."""
+"""Bytes of a JSON answer from which on it is searched instead of decoded, see `usage_scan`."""
 
 
 class Learned(NamedTuple):
@@ -65,51 +62,35 @@ class _Event(_Answer):
 _decode_answer = msgspec.json.Decoder(_Answer).decode
 _decode_event = msgspec.json.Decoder(_Event).decode
 _decode_usage = msgspec.json.Decoder(_Usage).decode
-_ID = re.compile(rb'\s*\{\s*"id":\s*"([^"\\]*)"')
 _STREAM_ID = re.compile(rb'data: \{"id":\s?"([^"\\]*)"')
-_BRACE = re.compile(rb"[{}]")
 _T = TypeVar("_T")
 
 
 def read(media: bytes, kept: list[bytes]) -> Learned:
     """From the body (or, for an event stream, its end), in the chunks that came; `media` is its content type."""
-    body = kept[0] if len(kept) == 1 else b"".join(kept)
     if media.startswith(b"application/json"):
-        return of_answer(body)
-    return of_stream(body[-TAIL:]) if media.startswith(b"text/event-stream") else NOTHING
+        if sum(map(len, kept)) >= SCAN_FROM:
+            return _of_large(kept)
+        return of_answer(kept[0] if len(kept) == 1 else b"".join(kept))
+    return of_stream(last_bytes(kept, TAIL)) if media.startswith(b"text/event-stream") else NOTHING
 
 
 def of_answer(body: bytes) -> Learned:
     """From a JSON answer. The output's token ids are those of its only choice (in a large answer, of its last one)."""
     if len(body) >= SCAN_FROM:
-        return _scan(body)
+        return _of_large([body])
     answer = _decode(_decode_answer, body)
     if answer is None:
         return NOTHING
     return Learned(_usage(answer.usage, answer.choices or ()), answer.id)
 
 
-def _scan(body: bytes) -> Learned:
-    """Look for the few values that matter from the end, where vLLM writes them.
-
-    A quoted key can't be part of a text: there its quotes would be escaped.
-    """
-    named = _ID.match(body)
-    at = body.rfind(b'"usage":{')
-    said: _Usage | None = None
-    if at >= 0:
-        start, depth = at + len(b'"usage":'), 0
-        for brace in _BRACE.finditer(body, start, start + TAIL):
-            depth += 1 if brace.group() == b"{" else -1
-            if not depth:
-                said = _decode(_decode_usage, body[start : brace.end()])
-                break
-    usage = _usage(said, ())
-    start = body.rfind(b'"token_ids":[')
-    if usage is not None and start >= 0:
-        start += len(b'"token_ids":')
-        usage = replace(usage, output_ids=body[start : body.find(b"]", start) + 1])
-    return Learned(usage, named.group(1).decode("latin-1") if named is not None else None)
+def _of_large(chunks: list[bytes]) -> Learned:
+    found = scan(chunks)
+    said = _usage(_decode(_decode_usage, found.usage), ()) if found.usage is not None else None
+    if said is not None and found.token_ids is not None:
+        said = replace(said, output_ids=found.token_ids)
+    return Learned(said, found.response_id)
 
 
 def _decode(decode: Callable[[bytes], _T], body: bytes) -> _T | None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from proxy.lease import Usage
 from proxy.web.usage import NOTHING, SCAN_FROM, Learned, of_answer, of_stream, read
+from proxy.web.usage_scan import scan
 
 COMPLETION = {
     "id": "cmpl-1",
@@ -94,3 +95,22 @@ def test_nothing_raises(garbage: bytes, large: bool) -> None:
     body = garbage + b'"usage":{' + garbage + (b" " * SCAN_FROM if large else b"")
     read(b"application/json", [body])
     read(b"text/event-stream", [b"data:" + body])
+
+
+@given(st.lists(st.integers(1, 400), max_size=60), st.integers(0, 3))
+def test_a_large_answer_is_read_in_any_chunks(sizes: list[int], layout: int) -> None:
+    choice = dict(COMPLETION["choices"][0])  # type: ignore[call-overload]
+    lists = {"logprobs": {"top_logprobs": [[n] for n in range(20 * layout)]}, "text": ' "token_ids":[' * layout}
+    choice = {**lists, **choice, **lists} if layout % 2 else {**choice, **lists}
+    body = dumped({**COMPLETION, "choices": [choice]})
+    pieces, at = [], 0
+    for size in sizes:
+        if at < len(body):
+            pieces.append(body[at : at + size])
+            at += size
+    if at < len(body):
+        pieces.append(body[at:])
+    found = scan(pieces)
+    assert found.token_ids == b"[1,2]"
+    assert found.response_id == "cmpl-1"
+    assert found.usage is not None and json.loads(found.usage) == COMPLETION["usage"]
