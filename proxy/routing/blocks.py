@@ -13,7 +13,7 @@ hashes. Outputs extend the stream of their prompt (`Tail`), and so can an engine
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import pairwise
+from struct import Struct
 from typing import Final
 
 import msgspec
@@ -37,7 +37,11 @@ EDGES: Final = _edges()
 
 _FINE: Final = STRIDES[0][0]
 _FINE_END: Final = STRIDES[0][1]
-_FINE_BLOCKS: Final = _FINE_END // _FINE
+_REGIONS: Final = [
+    (bisect_right(EDGES, limit) - 1, Struct(f"{size}s").iter_unpack)  # quicker than to slice
+    for size, limit in STRIDES
+]
+"""(blocks up to the end of the stretch in which they are equally long, what cuts bytes into blocks of that length)"""
 _SAMPLE: Final = 8192
 
 
@@ -63,15 +67,14 @@ def extend(chain: list[int], start: int, data: bytes, begin: int) -> None:
     h = chain[-1] if chain else begin
     append = chain.append
     digest = xxh3_64_intdigest
-    if start == 0:
-        for at in range(0, min(total, _FINE_BLOCKS) * _FINE, _FINE):
-            h = digest(data[at : at + _FINE], h)
-            append(h)
-        done = len(chain)
-    if done < total:
-        for at, end in pairwise(EDGES[done : total + 1].tolist()):
-            h = digest(data[at - start : end - start], h)
-            append(h)
+    view = memoryview(data)
+    for end, blocks in _REGIONS:
+        last = min(total, end)
+        if done < last:
+            for (block,) in blocks(view[EDGES[done] - start : EDGES[last] - start]):
+                h = digest(block, h)
+                append(h)
+            done = last
 
 
 class Chain(msgspec.Struct, frozen=True, gc=False):
