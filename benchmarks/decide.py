@@ -58,7 +58,7 @@ def measure(replicas: int, size: int, style: tuple[str, str]) -> Clock:
     router = Router()
     for index in range(replicas):
         router.set_replica(index, key=f"http://10.0.0.{index}:8000", block_size=16, capacity_tokens=1_000_000)
-    candidates = list(range(replicas))
+    candidates = tuple(range(replicas))  # kept until a replica joins or leaves, as the fleet does
     shared = [draw.randrange(150_000) for _ in range(48)]
     answer = [draw.randrange(150_000) for _ in range(64)]
     clock, running, now = Clock(), deque[Decision](), 0.0

@@ -10,6 +10,9 @@ from typing import Final
 
 WINDOW: Final = 16.0
 _TOO_BIG: Final = 1e100
+_LATELY: Final = 16.0
+"""About so many answers to new prompts tell whether others place some too."""
+_SHARED: Final = 0.1
 
 
 class Ledger:
@@ -18,6 +21,19 @@ class Ledger:
     def __init__(self) -> None:
         self._had: list[float] = []
         self._unit = 1.0  # what a placement counts now: it grows, which is cheaper than shrinking all that was
+        self._surprises = 0.0
+
+    @property
+    def shared(self) -> bool:
+        """Whether somebody else places prompts on the same replicas too: some of the last new ones were held already.
+
+        True as well for a while after a restart, when the somebody was this proxy's earlier life.
+        """
+        return self._surprises > _SHARED
+
+    def answered(self, *, surprise: bool) -> None:
+        """A new prompt was answered. `surprise`: the replica held it, although this proxy had never sent it there."""
+        self._surprises += (surprise - self._surprises) / _LATELY
 
     def open(self, slot: int, others: Sequence[int]) -> None:
         """A replica joins, with as much as the others have on average, so that it does not get all that is new."""

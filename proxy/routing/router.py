@@ -357,6 +357,8 @@ class Router:
         """
         self._predicted += decision.cached_tokens
         self._actual += cached_tokens
+        if decision.route == "new" and len(decision.chains) == 1:
+            self._ledger.answered(surprise=cached_tokens > decision.cached_tokens + _DOUBT * block_size)
         if len(decision.chains) == 1 and cached_tokens + _DOUBT * block_size < decision.cached_tokens:
             trace = decision.trace
             if 0 < trace.last_use < trace.settled:

@@ -38,3 +38,17 @@ def test_numbers_stay_in_range() -> None:
     for _ in range(20_000):
         it.count(0, 1.0, 1)
     assert 0.0 < it.had(0) < 2 * WINDOW
+
+
+def test_others_are_noticed_and_forgotten() -> None:
+    it = ledger(2)
+    for _ in range(30):
+        it.answered(surprise=False)
+    assert not it.shared
+    it.answered(surprise=True)
+    assert not it.shared  # once may be chance
+    it.answered(surprise=True)
+    assert it.shared
+    for _ in range(40):
+        it.answered(surprise=False)
+    assert not it.shared

@@ -45,3 +45,18 @@ def test_where_a_batch_costs_little_everything_is_reused(trees: bool) -> None:
     result = run("prefix", GPU, 4, 32, trees)
     assert result.ratio >= 0.995
     assert result.balance <= 1.05
+
+
+@pytest.mark.parametrize("trees", [False, True])
+@pytest.mark.parametrize("in_flight", [8, 32, 128])
+def test_two_proxies_reuse_nearly_what_one_does(trees: bool, in_flight: int) -> None:
+    """Which of the two a request takes is chance, so the mean of a few."""
+    alone = run("prefix", GPU, 4, in_flight, trees)
+    both = [
+        Simulation(
+            TREES if trees else GROUPS, "prefix", replicas=4, concurrency=in_flight, speed=GPU, routers=2, seed=seed
+        ).run()
+        for seed in (3, 4, 5)
+    ]
+    assert sum(result.ratio for result in both) / 3 >= 0.98 * alone.ratio
+    assert max(result.balance for result in both) <= 1.25

@@ -1,5 +1,6 @@
 """Each policy against a hand-made view."""
 
+from dataclasses import replace as with_rates
 from typing import Any
 
 from msgspec.structs import replace
@@ -143,3 +144,27 @@ def test_least_loaded() -> None:
 def test_round_robin() -> None:
     assert [round_robin(view(turn=turn))[0] for turn in range(5)] == [0, 1, 2, 3, 0]
     assert round_robin(view(turn=1, candidates=[1, 3]))[0] == 3
+
+
+def others(view: View) -> View:
+    for _ in range(20):
+        view.ledger.answered(surprise=True)
+    return view
+
+
+def test_beside_other_proxies_a_copy_must_be_worth_more() -> None:
+    alone = view([12, 1, 2, 2], found=held(0), rates=with_rates(GPU, prefill=1e-5))
+    assert prefix(alone)[1] == "spill"
+    assert prefix(others(alone)) == (0, "affinity")
+    slowed = view([2, 0, 0, 0], found=held(0), rates=CPU)
+    assert prefix(slowed)[1] == "spill"
+    assert prefix(others(slowed))[1] == "spill"  # time is lost at once: no reason to agree
+
+
+def test_beside_other_proxies_the_home_depends_less_on_what_this_one_saw() -> None:
+    alone = view(rates=GPU)
+    favourite = next(alone.ring.walk(alone.key))
+    for slot in SLOTS:
+        alone.ledger.count(slot, 1.5 if slot == favourite else 1.0, 4)
+    assert prefix(alone)[0] != favourite
+    assert prefix(others(alone))[0] == favourite
