@@ -21,7 +21,11 @@ MIN_ANSWERS: Final = 4
 LATELY: Final = 3.0
 """How many answers' time back the load of a replica counts for what it usually is."""
 STAYS: Final = 0.6
-"""Part of an answer's time during which what runs now still runs."""
+STAYS_DEAR: Final = 0.8
+"""Part of an answer's time during which what runs now still runs; the second where a batch slows its replica much: what
+runs beside then takes long itself."""
+CHEAP: Final = 0.1
+"""A batch is slowed little if a further sequence makes it slower by less than this part."""
 PREFILL: Final = 0.002
 """A prompt token takes at least this part of a lone token generated (engines: 0.003 to 0.01). Where all prompts are
 alike the answers hardly tell what a prompt costs, and with a fit that says nothing copies would be free."""
@@ -83,7 +87,8 @@ class ReplicaLoad:
         """
         keep = exp((self._at - now) / (LATELY * rates.seconds))
         usual = self.usual * keep + self.sequences * (1.0 - keep)
-        return STAYS * self.sequences + (1.0 - STAYS) * min(usual, fair)
+        stays = STAYS if rates.cheap else STAYS_DEAR
+        return stays * self.sequences + (1.0 - stays) * min(usual, fair)
 
     def begin(self, trace: Trace, rates: "Rates", now: float) -> None:
         self._tick(rates, now)
@@ -144,6 +149,11 @@ class Rates:
     def known(self) -> bool:
         """Enough answers were seen for the numbers to mean something."""
         return self.answers >= MIN_ANSWERS
+
+    @property
+    def cheap(self) -> bool:
+        """Whether a further sequence slows a batch little, as on a GPU; False while nothing is known."""
+        return self.crowd < CHEAP * self.step
 
     def expect(self, uncached: float, tokens_out: float, crowd: float) -> float:
         """Seconds that a replica of speed 1 takes."""
