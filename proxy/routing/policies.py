@@ -58,7 +58,8 @@ SHARED_PART: Final = 0.2
 """The same three where other proxies serve the same replicas (see `_agree`): a copy there is one more that the others
 do not know of, and a home that depends on what this proxy alone has seen is one that the others do not choose. The room
 is then this many placements and this part of the mean. Measured with two proxies on simulated GPUs: reuse drops by 1 to
-4 % instead of up to 8, and the time of a batch grows by 2 to 6 %; where a batch slows its replica it would grow by 25 %."""
+4 % instead of up to 8, and the time of a batch grows by 2 to 6 %; where batches are
+dear it would grow by 25 %."""
 SLOW: Final = 1.3
 """From how many times the fastest replica's time on a replica gets fewer new prompts."""
 CROWDED: Final = 2.0
