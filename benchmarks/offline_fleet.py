@@ -9,7 +9,8 @@ from random import Random
 from xxhash import xxh3_64_intdigest
 
 from benchmarks.offline_workloads import Rollout, Workload
-from proxy.routing.request import Kind, Prompt, RouteRequest
+from proxy.routing.prompt import Kind, Prompt
+from proxy.routing.request import RouteRequest
 from proxy.routing.router import Decision, Router
 from proxy.simulator.engine import Engine, EngineConfig
 from proxy.simulator.prefix_cache import chain_hashes, chain_seed

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from proxy.routing.blocks import STRIDES, Chain, canonical_ids
-from proxy.routing.request import Kind
+from proxy.routing.prompt import Kind
 
 if TYPE_CHECKING:
     from proxy.lease import Usage

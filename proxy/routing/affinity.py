@@ -7,7 +7,8 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from proxy.routing.blocks import EDGES, Chain
-from proxy.routing.index import Index, Node, Path, bits
+from proxy.routing.index import Index
+from proxy.routing.runs import Node, Path, bits
 
 COMMON: Final = 0.25
 """What this part of the new prompts begins with says nothing about where one of them belongs."""

@@ -1,6 +1,6 @@
 """Chained hashes of a prompt's blocks: equal chains mean equal prefixes.
 
-A prompt is a stream of canonical bytes (`request.Prompt.canonical`) cut at fixed offsets, and each block's hash is
+A prompt is a stream of canonical bytes (`prompt.Prompt.canonical`) cut at fixed offsets, and each block's hash is
 seeded with the hash before it, so that hash i stands for everything up to the end of block i. The first hash is seeded
 with everything that seeds the engine's own: the upstream name of the model or adapter, the cache salt, and the kind.
 
@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from proxy.routing.request import TOKENS, Kind, Prompt, without_space
+from proxy.routing.prompt import TOKENS, Kind, Prompt, without_space
 
 # (bytes a block, bytes of the prompt up to which blocks are that long)
 STRIDES: Final = ((96, 12 * 1024), (256, 32 * 1024), (1024, 256 * 1024), (8 * 1024, 16 * 1024 * 1024))

@@ -5,7 +5,7 @@ from typing import Final
 
 from proxy.routing import blocks
 from proxy.routing.blocks import Chain
-from proxy.routing.request import TOKENS, Kind, Prompt
+from proxy.routing.prompt import TOKENS, Kind, Prompt
 
 KEPT: Final = 512
 _SEEDS: Final = 4096

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from proxy.routing import blocks as hashing
 from proxy.routing.index import Index
-from proxy.routing.request import Kind
+from proxy.routing.prompt import Kind
 
 BlockHash = bytes | int
 

@@ -7,66 +7,19 @@ The costly part of a body is a long list of token ids. It is never decoded: the 
 of the body and kept as a view, and only the small rest is decoded as JSON.
 """
 
-from enum import IntEnum
 from typing import Any, Final
 
 import msgspec
 from xxhash import xxh3_64_intdigest
+
+from proxy.routing.prompt import TOKENS, Kind, Prompt
 
 MAX_PROMPTS: Final = 1024
 """Prompts of one batch that are read; the others of a longer batch follow them."""
 
 _BIG: Final = 2**53
 _SPACE: Final = b" \t\r\n"
-_BEGIN: Final = 64
 _QUOTE: Final = b'"'
-
-
-class Kind(IntEnum):
-    """How a prompt was written; prompts of different kinds are never compared."""
-
-    TOKENS = 0
-    TEXT = 1
-    CHAT = 2
-
-
-TOKENS: Final = Kind.TOKENS
-"""To look up a member of an enumeration takes longer than to compare with it (75 ns)."""
-
-
-def without_space(inner: bytes | memoryview) -> bytes:
-    """The inside of a JSON list of token ids as canonical bytes.
-
-    Nobody writes a list that begins without white space and has some later; it would not be found to be the same.
-    """
-    if not inner:
-        return b""
-    begin = bytes(inner[:_BEGIN])
-    if b" " in begin or b"\n" in begin or b"\t" in begin or b"\r" in begin:
-        return bytes(inner).translate(None, _SPACE) + b","
-    return b"".join((inner, b","))
-
-
-class Prompt(msgspec.Struct, frozen=True, gc=False):
-    """One prompt.
-
-    `raw` is, for TOKENS, the inside of the JSON list as the client wrote it; for TEXT the UTF-8 text; for CHAT a
-    rendering of messages and tools in which equal conversations are equal and a longer one extends a shorter one.
-    `key` is equal for equal `raw`.
-    """
-
-    kind: Kind
-    raw: bytes | memoryview
-    key: int = 0
-
-    def __repr__(self) -> str:
-        return f"Prompt({self.kind.name}, {len(self.raw)} bytes)"
-
-    def canonical(self) -> bytes:
-        """The bytes to hash: token ids are written `1,2,3,` whatever white space the client used."""
-        if self.kind is not TOKENS:
-            return bytes(self.raw)
-        return without_space(self.raw)
 
 
 class RouteRequest(msgspec.Struct, frozen=True, gc=False):

@@ -10,12 +10,14 @@ from proxy.routing import affinity, batches, policies
 from proxy.routing.blocks import EDGES, Chain, block_count, canonical_ids
 from proxy.routing.chains import Chains
 from proxy.routing.engine_feed import EngineFeed
-from proxy.routing.index import Index, Path
+from proxy.routing.index import Index
 from proxy.routing.ledger import Ledger
 from proxy.routing.load import Rates, ReplicaLoad, Trace
 from proxy.routing.policies import Route, View
-from proxy.routing.request import MAX_PROMPTS, TOKENS, RouteRequest
+from proxy.routing.prompt import TOKENS
+from proxy.routing.request import MAX_PROMPTS, RouteRequest
 from proxy.routing.ring import Ring
+from proxy.routing.runs import Path
 
 HASHED_PROMPTS: Final = 64
 """Prompts of one batch that are looked up; the rest of an unsplit batch goes along with them."""

@@ -11,7 +11,8 @@ from functools import lru_cache
 
 from xxhash import xxh3_64_intdigest
 
-from proxy.routing.request import Kind, Prompt, RouteRequest
+from proxy.routing.prompt import Kind, Prompt
+from proxy.routing.request import RouteRequest
 from proxy.routing.router import Decision, Router
 from proxy.simulator.engine import Engine, EngineConfig
 from proxy.simulator.prefix_cache import chain_hashes, chain_seed

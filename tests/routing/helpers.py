@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from xxhash import xxh3_64_intdigest
 
-from proxy.routing.request import Kind, Prompt, RouteRequest
+from proxy.routing.prompt import Kind, Prompt
+from proxy.routing.request import RouteRequest
 from proxy.routing.router import Decision, Router
 
 BLOCK = 16

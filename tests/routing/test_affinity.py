@@ -3,7 +3,7 @@
 from proxy.routing import affinity
 from proxy.routing.blocks import Chain, chain, seed
 from proxy.routing.index import Index
-from proxy.routing.request import Kind
+from proxy.routing.prompt import Kind
 from tests.routing.helpers import ids, prompt
 
 BEGIN = seed("m", "", Kind.TOKENS)

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.routing.blocks import EDGES, block_count, canonical_ids, chain, seed
-from proxy.routing.request import Kind, Prompt, parse
+from proxy.routing.prompt import Kind, Prompt
+from proxy.routing.request import parse
 
 
 def tokens(ids: list[int]) -> Prompt:

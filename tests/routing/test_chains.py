@@ -1,7 +1,8 @@
 """Kept chains, seeds, and the tokens of text."""
 
 from proxy.routing.chains import KEPT, Chains
-from proxy.routing.request import Kind, Prompt, parse
+from proxy.routing.prompt import Kind, Prompt
+from proxy.routing.request import parse
 from tests.routing.helpers import ids, prompt
 
 

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.routing.blocks import EDGES
-from proxy.routing.index import Index, bits
+from proxy.routing.index import Index
+from proxy.routing.runs import bits
 
 TPB = 0.25
 

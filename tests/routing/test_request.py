@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.routing.request import MAX_PROMPTS, ROUTED_PATHS, Kind, Prompt, RouteRequest, parse
+from proxy.routing.prompt import Kind, Prompt
+from proxy.routing.request import MAX_PROMPTS, ROUTED_PATHS, RouteRequest, parse
 
 COMPLETIONS = "/v1/completions"
 

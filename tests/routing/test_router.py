@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.routing.policies import POLICIES
-from proxy.routing.request import Kind, Prompt, RouteRequest, parse
+from proxy.routing.prompt import Kind, Prompt
+from proxy.routing.request import RouteRequest, parse
 from proxy.routing.router import Decision, Router
 from tests.routing.helpers import ask, at_rest, ids, request, router
 
