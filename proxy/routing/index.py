@@ -138,6 +138,7 @@ class Index:
         if held is None or not blocks:
             return []
         node, matched = path[-1] if path else (None, 0)
+        # A prompt that is known to its last block, as siblings are, changes nothing of the tree.
         if node is None or node.start + matched < len(blocks) or matched < len(node.blocks):
             path = list(path)
             if node is not None and matched < len(node.blocks):

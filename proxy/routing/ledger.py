@@ -27,12 +27,13 @@ class Ledger:
     def shared(self) -> bool:
         """Whether somebody else places prompts on the same replicas too: some of the last new ones were held already.
 
-        True as well for a while after a restart, when the somebody was this proxy's earlier life.
+        True as well for a while after a restart, when the somebody was this proxy's earlier life, and where replicas
+        keep more than the index believes.
         """
         return self._surprises > _SHARED
 
     def answered(self, *, surprise: bool) -> None:
-        """A new prompt was answered. `surprise`: the replica held it, although this proxy had never sent it there."""
+        """A new prompt was answered. `surprise`: the replica held it, although this proxy knew of nobody who did."""
         self._surprises += (surprise - self._surprises) / _LATELY
 
     def open(self, slot: int, others: Sequence[int]) -> None:

@@ -55,11 +55,10 @@ load is more even."""
 SHARED_SPILL: Final = 0.5
 SHARED_ROOM: Final = 1.0
 SHARED_PART: Final = 0.2
-"""The same three where other proxies serve the same replicas (see `_agree`): a copy there is one more that the others
-do not know of, and a home that depends on what this proxy alone has seen is one that the others do not choose. The room
-is then this many placements and this part of the mean. Measured with two proxies on simulated GPUs: reuse drops by 1 to
-4 % instead of up to 8, and the time of a batch grows by 2 to 6 %; where batches are
-dear it would grow by 25 %."""
+"""SPILL and ROOM where other proxies serve the same replicas (see `_agree`): a copy there is one more that they do not
+know of, and a home that depends on what this proxy alone has seen is one that they do not choose. The room is then this
+many placements and this part of the mean. Measured with two proxies on simulated GPUs: reuse drops by 1 to 4 % instead
+of up to 8, and the time of a batch grows by 2 to 6 %; where batches are dear it would grow by 25 %."""
 SLOW: Final = 1.3
 """From how many times the fastest replica's time on a replica gets fewer new prompts."""
 CROWDED: Final = 2.0
@@ -105,7 +104,7 @@ def prefix(view: View) -> Choice:
     holder = holders[0] if len(holders) == 1 else min(holders, key=view.busy.__getitem__)
     if other in holders:
         return other, "affinity"
-    spill = SPILL_DEAR if not view.rates.cheap else SHARED_SPILL if view.ledger.shared else SPILL
+    spill = SHARED_SPILL if _agree(view) else SPILL if view.rates.cheap else SPILL_DEAR
     if _popular(view, holder, other) or _gain(view, holder, other) > spill * view.sequences:
         return other, "spill"
     return holder, "affinity"

@@ -69,23 +69,21 @@ _T = TypeVar("_T")
 def read(media: bytes, kept: list[bytes]) -> Learned:
     """From the body (or, for an event stream, its end), in the chunks that came; `media` is its content type."""
     if media.startswith(b"application/json"):
-        if sum(map(len, kept)) >= SCAN_FROM:
-            return _of_large(kept)
-        return of_answer(kept[0] if len(kept) == 1 else b"".join(kept))
+        return of_answer(*kept)
     return of_stream(last_bytes(kept, TAIL)) if media.startswith(b"text/event-stream") else NOTHING
 
 
-def of_answer(body: bytes) -> Learned:
+def of_answer(*chunks: bytes) -> Learned:
     """From a JSON answer. The output's token ids are those of its only choice (in a large answer, of its last one)."""
-    if len(body) >= SCAN_FROM:
-        return _of_large([body])
-    answer = _decode(_decode_answer, body)
+    if sum(map(len, chunks)) >= SCAN_FROM:
+        return _of_large(chunks)
+    answer = _decode(_decode_answer, b"".join(chunks))
     if answer is None:
         return NOTHING
     return Learned(_usage(answer.usage, answer.choices or ()), answer.id)
 
 
-def _of_large(chunks: list[bytes]) -> Learned:
+def _of_large(chunks: Sequence[bytes]) -> Learned:
     found = scan(chunks)
     said = _usage(_decode(_decode_usage, found.usage), ()) if found.usage is not None else None
     if said is not None and found.token_ids is not None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 TAIL: Final = 16 << 10
-"""Bytes at the end in which the usage is looked for: vLLM writes it after the choices."""
+"""Bytes at the end, also of an event stream, in which the usage is looked for: vLLM writes it after the choices."""
 
 _HEAD: Final = 256
 _HOPS: Final = 64
@@ -70,7 +70,7 @@ def _object(tail: bytes) -> bytes | None:
 
 
 def _last_ids(chunks: Sequence[bytes]) -> bytes | None:
-    """From one opening bracket to the one before it: to look for a single byte takes a tenth of the time of a word.
+    """From one opening bracket to the one before it: to look for a single byte takes a fraction of the time of a word.
 
     After some brackets (log-probabilities of many tokens each) it looks for the word after all.
     """
